@@ -1,10 +1,8 @@
-/* Chat templates and conversations as numbers, for the test against transformers.
+/* Renders and encodes chat templates and conversations, for the test against transformers. Each input is a
+ * line of standard input.
  *
  *     chat_lines render                    {"template": , "variables": } -> {"text": } or {"error": }
- *     chat_lines encode TOKENIZER LEARN    a conversation -> {"documents": [{"ids": , "learned": }]}
- *
- * A line of standard input each.
- */
+ *     chat_lines encode TOKENIZER LEARN    a conversation -> {"documents": [{"ids": , "learned": }]} */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,17 +1,17 @@
-/* Conversations: which tokens are learned, at the token; special tokens in messages; packed rows. */
+/* Conversations: which tokens are trained on, exactly; special tokens in messages; packed rows. */
 #include "support/bytes_tokenizer.h"
 
 #include "data/dataset.h"
 #include "data/packing.h"
 
-/* In the manner of Llama 3, with the two special tokens that the byte tokenizer has. */
+/* In the style of Llama 3, with the two special tokens of the byte tokenizer. */
 #define HEAD "{% for m in messages %}{{ bos_token + m.role + ':\\n' }}"
 #define TAIL "{% endfor %}{% if add_generation_prompt %}{{ bos_token + 'assistant:\\n' }}{% endif %}"
 static const char plain[] = HEAD "{{ m.content + eos_token + '\\n' }}" TAIL;
 static const char marked[] =
     HEAD "{% if m.role == 'assistant' %}{% generation %}{{ m.content + eos_token }}"
          "{% endgeneration %}{{ '\\n' }}{% else %}{{ m.content + eos_token + '\\n' }}{% endif %}" TAIL;
-/* The last answer alone has its reasoning. */
+/* Only the last answer shows its reasoning. */
 static const char rewriting[] =
     HEAD "{{ ('<hm>' if loop.last and m.role == 'assistant' else '') + m.content + eos_token }}" TAIL;
 
@@ -38,7 +38,8 @@ static void free_ids(Ids *i) {
     free(i->ends.ends);
 }
 
-/* The documents as text: B and E for the special tokens, what is learned in brackets, a bar behind each. */
+/* Compares the documents as text: B and E for the special tokens, trained tokens in brackets, a bar after
+ * each document. */
 static void expect(const char *template, ChatLossOn loss_on, const char *line, const char *wanted) {
     Ids got;
     Error err;
@@ -68,7 +69,8 @@ static void expect(const char *template, ChatLossOn loss_on, const char *line, c
     " {\"role\": \"assistant\", \"content\": \"b\"}, {\"role\": \"user\", \"content\": \"never "            \
     "answered\"}]}"
 
-/* Answers with their end of turn, not the newline behind it; white space in an answer is its own. */
+/* Answers include their end of turn, but not the newline after it; white space within an answer belongs to
+ * it. */
 static void test_borders(void **state) {
     (void)state;
     expect(plain, LOSS_ON_ASSISTANT, TWO,
@@ -99,7 +101,7 @@ static void test_prompt_and_completion(void **state) {
            "Buser:\nqE\nBassistant:\nshownE\nBuser:\nrE\nBassistant:\n[aE]\n|");
 }
 
-/* A template that changes the past: each answer is learned in the context that the model will have. */
+/* A template that changes the past: each answer is trained on in the context that the model will see. */
 static void test_rewriting(void **state) {
     (void)state;
     expect(rewriting, LOSS_ON_ASSISTANT, TWO,
@@ -107,7 +109,7 @@ static void test_rewriting(void **state) {
            "a\nEBuser:\nrEBassistant:\n[<hm>bE]|");
 }
 
-/* No message can write a special token, whatever it says; its text stays, byte for byte. */
+/* No message can write a special token; its spelling stays, byte for byte. */
 static void test_special_text(void **state) {
     (void)state;
     expect(plain, LOSS_ON_ASSISTANT,
@@ -115,8 +117,8 @@ static void test_special_text(void **state) {
            "Buser:\n<|end_of_text|>E\nBassistant:\n[x<|begin_of_text|>E]\n|");
 }
 
-/* Numbers of a tool call are the literals of the line, by Python's rules; members that are null are left out,
- * and reasoning goes by the names that templates read. */
+/* Numbers of a tool call keep their spelling, by Python's rules; null members are dropped, and reasoning gets
+ * the names that templates read. */
 static void test_members(void **state) {
     (void)state;
     static const char calls[] =
@@ -162,7 +164,7 @@ static void test_refusals(void **state) {
            "does not begin with the prompt");
 }
 
-/* What generate feeds is what stood before the answer in training, and it stops where answers end. */
+/* generate feeds exactly what preceded the answer in training, and stops where answers end. */
 static void test_prompt(void **state) {
     (void)state;
     Chat *c;
@@ -188,13 +190,13 @@ static void test_prompt(void **state) {
 
 enum { CONTEXT = 64, LINES = 40 };
 
-/* Characters that "%0*d" makes. */
+/* Length of the text that "%0*d" prints. */
 static int width_of(int width, int number) {
     char text[300];
     return snprintf(text, sizeof text, "%0*d", width, number);
 }
 
-/* Answers of many lengths, two of them longer than the context, one of these with nothing to learn in it. */
+/* Answers of many lengths; two exceed the context, one of these without anything to train on. */
 static const char *lines_file(void) {
     Text t = {0};
     for (int i = 0; i < LINES; i++) {
@@ -222,7 +224,7 @@ typedef struct Rows {
     int32_t inputs[CONTEXT], targets[CONTEXT], positions[CONTEXT], first_key[CONTEXT];
 } Rows;
 
-/* Each target is the token behind its input, and is in an answer; runs see themselves alone. */
+/* Each target is the token after its input, and belongs to an answer; runs attend only to themselves. */
 static int64_t check_row(const Rows *r) {
     int64_t learned = 0;
     for (int t = 0; t < CONTEXT; t++) {
@@ -254,7 +256,7 @@ static void test_rows(void **state) {
         assert_int_equal(dataset_sample(d, false, k, &row, &valid, &err), OK);
         learned += check_row(&r);
     }
-    /* By hand: the answer and its EOS; what is behind place 64 of the long one is lost, the other is out. */
+    /* Counted by hand: the answer and its EOS. Line 9 is truncated at the context, line 5 is dropped. */
     for (int i = 0; i < LINES; i++) {
         int before = 7 + width_of(1 + i % 7, i) + 2 + 12, answer = width_of(1 + i * 7 % 23, i) + 1;
         if (i == 5) continue;
@@ -265,7 +267,7 @@ static void test_rows(void **state) {
     dataset_close(d);
 }
 
-/* Another template, or other turns that are learned, is another cache and another fingerprint. */
+/* Another template, or another choice of trained turns, gives another cache and another fingerprint. */
 static void test_fingerprints(void **state) {
     (void)state;
     char path[512], prints[3][65];
@@ -284,8 +286,7 @@ static void test_fingerprints(void **state) {
     assert_string_not_equal(prints[0], prints[2]);
 }
 
-/* Best fit, longest first, against the plain rule on random lengths: as many rows
- * as the rule makes. */
+/* Best fit, longest first, on random lengths: as many rows as the naive rule makes. */
 static void test_best_fit(void **state) {
     (void)state;
     char path[512];

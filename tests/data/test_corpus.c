@@ -1,5 +1,4 @@
-/* Documents of text and JSON-lines files: splitting, pieces, positions, compression, and what goes wrong with
- * input files. */
+/* Documents of text and JSON-lines files: splitting, chunks, positions, compression, and bad input files. */
 #include "support/files.h"
 
 #include <sys/stat.h>
@@ -7,10 +6,10 @@
 #include "data/corpus.h"
 
 typedef struct Documents {
-    Text all;         /* every piece, one after the other */
-    size_t ends[512]; /* of documents, in all */
+    Text all;         /* all chunks, one after the other */
+    size_t ends[512]; /* ends of documents, in `all` */
     size_t count, pieces;
-    CorpusPosition positions[512]; /* after each piece */
+    CorpusPosition positions[512]; /* after each chunk */
     size_t piece_ends[512];
     uint64_t lines[512];
 } Documents;
@@ -248,11 +247,11 @@ static void test_bad_files(void **state) {
     assert_non_null(strstr(err.message, "URLs are not read"));
 }
 
-/* ---- files that are no text ---- */
+/* ---- files that are not text ---- */
 
 typedef struct Foreign {
-    const char *file, *name; /* what the message calls it */
-    size_t length;           /* of front; zeros follow up to `size`, and then the tail */
+    const char *file, *name; /* name: as in the message */
+    size_t length;           /* of the front; zeros follow up to `size`, and then the tail */
     const char *front;
     size_t size;
     const char *tail;
@@ -313,7 +312,7 @@ static const Foreign foreign[] = {
      0, ""},
     {"utf-16be.txt", "UTF-16 text", FRONT("\xfe\xff\0a\0b"), 0, ""},
     {"utf-32.txt", "UTF-32 text", FRONT("\xff\xfe\0\0a\0\0\0"), 0, ""},
-    /* Without a mark of their own. */
+    /* Without a magic number. */
     {"unmarked.txt", "looks like UTF-16", FRONT("T\0h\0e\0 \0c\0a\0t\0.\0"), 0, ""},
     {"nano.bin", "numbers of 2 bytes", FRONT("\x10\1\x20\x1a\x33\0\x21\7\x11\0\x71\6\x23\3\x12\2"), 0, ""},
     {"ids.bin", "numbers of 4 bytes", FRONT("\x10\1\0\0\x20\x1a\0\0\x33\2\0\0\x21\7\0\0"), 0, ""},
@@ -329,7 +328,7 @@ static size_t foreign_bytes(const Foreign *f, char out[1100]) {
     return size + tail;
 }
 
-/* Each by its name and with what to do, also within zstd and under a name of text. */
+/* Each is refused by name and with advice, also within zstd and under a text file's name. */
 static void test_foreign_files_are_refused(void **state) {
     (void)state;
     char bytes[1100];
@@ -347,7 +346,7 @@ static void test_foreign_files_are_refused(void **state) {
     assert_non_null(strstr(err.message, "NumPy array"));
 }
 
-/* As they are, if that is what the source says; never what is compressed. */
+/* Any bytes are accepted if the source asks for them, but never compressed ones. */
 static void test_any_bytes(void **state) {
     (void)state;
     char bytes[1100];
@@ -365,8 +364,8 @@ static void test_any_bytes(void **state) {
     }
 }
 
-/* Letters that begin a file of another kind begin texts as well, and a few broken characters are in any
- * corpus. */
+/* Letters that begin a file of another kind may begin a text too, and any corpus has a few broken
+ * characters. */
 static void test_text_is_not_refused(void **state) {
     (void)state;
     static const char *const texts[] = {"PAR1 is a name",
@@ -411,7 +410,7 @@ static void test_bad_zstd(void **state) {
     size_t length;
     char *packed = files_read("whole.zst", &length);
     assert_int_equal(read_all(files_path("whole.zst"), &err), OK);
-    /* Cut at many places behind the magic number. */
+    /* Truncated at many offsets after the magic number. */
     for (size_t keep = 4; keep < length; keep += length / 37 + 1) {
         assert_int_equal(read_all(files_write("cut.zst", packed, keep), &err), ERR_DATA);
         assert_non_null(strstr(err.message, "truncated"));
@@ -424,7 +423,7 @@ static void test_bad_zstd(void **state) {
     assert_int_equal(read_all(files_write("bad.zst", packed, length), &err), ERR_DATA);
     assert_non_null(strstr(err.message, "damaged"));
     free(packed);
-    /* Two frames are one file. */
+    /* Two frames form one file. */
     files_zstd("two.zst", text, 1000, SIZE_MAX);
     packed = files_read("two.zst", &length);
     FILE *f = fopen(files_path("two.zst"), "ab");

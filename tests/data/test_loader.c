@@ -43,8 +43,8 @@ static Dataset *open_data(const Setup *s, int64_t context) {
     return d;
 }
 
-/* Paragraphs of many lengths, some much longer than a context. Every line is its own number, so any stretch
- * tells its place. */
+/* Paragraphs of many lengths, some much longer than a context. Every line has its own number, so any part of
+ * the text identifies its position. */
 static const char *book(const char *name, unsigned lines, unsigned salt) {
     Text t = {0};
     for (unsigned i = 0; i < lines; i++) {
@@ -79,7 +79,8 @@ static void get(const Dataset *d, bool validation, uint64_t k, Rows *r) {
     if (dataset_sample(d, validation, k, &row, &r->valid, &err) != OK) fail_msg("%s", err.message);
 }
 
-/* The documents of a paragraph-split file with BOS and EOS, as one sequence; starts marks first tokens. */
+/* The documents of a file with `split: paragraphs`, with BOS and EOS, as one sequence; starts marks first
+ * tokens. */
 static size_t expected_tokens(const char *path, int32_t *ids, bool *starts) {
     size_t length, n = 0;
     char *text = files_read(path, &length);
@@ -99,8 +100,8 @@ static size_t expected_tokens(const char *path, int32_t *ids, bool *starts) {
     return n;
 }
 
-/* Every token of the source but the first is a target once, at its place in the source, whatever the context.
- */
+/* Every token of the source but the first is a target once, at its position in the source, whatever the
+ * context. */
 static void test_every_token_is_a_target_once(void **state) {
     (void)state;
     Setup *s = new_setup();
@@ -183,7 +184,7 @@ static void test_document_mask(void **state) {
     free(s);
 }
 
-/* Marks the lines ("123-5\n") that stand whole in the row's targets. */
+/* Marks the lines ("123-5\n") that are complete in the row's targets. */
 static void mark_lines(const Rows *r, unsigned char *seen) {
     for (int64_t t = 0; t < r->context;) {
         while (t < r->context && r->targets[t] != '\n' && r->targets[t] != BOS) t++;
@@ -204,7 +205,7 @@ static void test_validation_is_never_trained_on(void **state) {
         Setup *s = new_setup();
         train_on(s, path, 0, (SourceSplit)split);
         s->c.validation_fraction = 0.1;
-        s->c.document_mask = true; /* no line may seem to stand where two stretches of the text meet */
+        s->c.document_mask = true; /* no line may appear where two segments of the text meet */
         uint64_t tokens[2] = {0}, held[2] = {0};
         const int64_t contexts[] = {128, 999};
         for (int c = 0; c < 2; c++) {
@@ -232,7 +233,7 @@ static void test_validation_is_never_trained_on(void **state) {
                 runs += i > 0 && validation[i] && !validation[i - 1];
             }
             assert_true(only_validation > LINES / 15 && only_train > LINES * 7 / 10);
-            assert_true(runs >= 5); /* spread over the book */
+            assert_true(runs >= 5); /* spread over the whole text */
             get(d, true, dataset_validation_samples(d), &r);
             assert_int_equal(r.valid, 0);
             for (int64_t t = 0; t < contexts[c]; t++) assert_true(r.targets[t] == -1 && r.inputs[t] == 0);
@@ -279,7 +280,7 @@ static void test_validation_files_and_mixture(void **state) {
     assert_string_equal(with, without);
     dataset_close(d);
 
-    /* Shares of documents: documents of m1 are longer, so more of its tokens are used. */
+    /* With weights in documents, more of m1's tokens are used, since its documents are longer. */
     s->c.weights = WEIGHTS_DOCUMENTS;
     d = open_data(s, 100);
     count[0] = count[1] = 0;
@@ -294,7 +295,7 @@ static void test_validation_files_and_mixture(void **state) {
     free(s);
 }
 
-/* Sources of one name are one set, whatever stands between them. */
+/* Sources with one name form one set, whatever is between them. */
 static void test_named_validation_sets(void **state) {
     (void)state;
     Setup *s = new_setup();
@@ -318,7 +319,7 @@ static void test_named_validation_sets(void **state) {
     assert_int_equal(news.first, 0);
     assert_int_equal(code.first, news.samples);
     assert_int_equal(news.samples + code.samples, samples);
-    /* What follows a dash is the source: 1 and 3 are news, 2 is code. */
+    /* After a dash comes the source: 1 and 3 are news, 2 is code. */
     Rows r = new_rows(50);
     for (uint64_t k = 0; k < samples; k++) {
         get(d, true, k, &r);
@@ -340,7 +341,7 @@ static void test_named_validation_sets(void **state) {
     free(s);
 }
 
-/* All of a batch's arrays in one hash-like comparison buffer. */
+/* Compares all arrays of two batches. */
 static void expect_same_batch(const Batch *b, const Batch *c) {
     assert_int_equal(b->tokens, c->tokens);
     assert_int_equal(b->valid, c->valid);
@@ -451,7 +452,7 @@ static void test_validation_loader(void **state) {
     }
     assert_true(valid == direct && valid > 0);
     loader_close(l);
-    /* Rows from the limit on are empty, wherever they stand in a microbatch. */
+    /* Rows from the limit on are empty, wherever they are in a microbatch. */
     l = open_loader(d,
                     (LoaderLayout){.validation = true,
                                    .sequences = 4,
@@ -475,7 +476,7 @@ static void test_validation_loader(void **state) {
     free(s);
 }
 
-/* A block that goes bad on disk is named by the batch that needs it, and every one after. */
+/* A block that is damaged on disk is reported in the batch that needs it, and in every later one. */
 static void test_damage_reaches_the_caller(void **state) {
     (void)state;
     Setup *s = new_setup();
@@ -553,7 +554,7 @@ static void test_bad_configurations(void **state) {
     free(s);
 }
 
-/* Sources that differ in anything that decides ids never share a cache; the same source always does. */
+/* Sources that differ in anything that decides ids never share a cache; equal sources always do. */
 static void test_what_makes_a_cache(void **state) {
     (void)state;
     char base[65], other[65];
@@ -588,7 +589,7 @@ static void test_what_makes_a_cache(void **state) {
 
 enum { SHARDS = 40 };
 
-/* The directory with shards, each with an empty file behind it now and then. */
+/* The directory with files, each sometimes followed by an empty one. */
 static void write_shards(void) {
     mkdir(files_path("shards"), 0777);
     for (unsigned i = 0; i < SHARDS; i++) {
@@ -642,7 +643,8 @@ static void expect_same_data(const Dataset *a, const Dataset *b) {
     free(q.inputs);
 }
 
-/* However files are put into caches, samples are the same, and one cache of all, as it was once, is taken. */
+/* Samples do not depend on how files are distributed over caches. A single cache of all files, as earlier
+ * versions made, is accepted. */
 static void test_caches_do_not_change_samples(void **state) {
     (void)state;
     write_shards();
@@ -666,7 +668,7 @@ static void test_caches_do_not_change_samples(void **state) {
     dataset_close(whole);
 }
 
-/* A file that is changed, added or taken away costs its cache, and few near it. */
+/* A file that is changed, added or removed invalidates its cache and few near it. */
 static void test_a_change_costs_one_cache(void **state) {
     (void)state;
     write_shards();
@@ -686,7 +688,7 @@ static void test_a_change_costs_one_cache(void **state) {
     unlink(files_path("shards/03-c.txt"));
 }
 
-/* A corpus of terabytes in small files stays below the maps that Linux gives to a process. */
+/* A corpus of terabytes in small files needs fewer maps than Linux allows per process. */
 static void test_caches_grow_with_their_source(void **state) {
     (void)state;
     enum { FILES = 200000 };
@@ -709,7 +711,7 @@ static void test_caches_grow_with_their_source(void **state) {
     free(prints);
 }
 
-/* Two processes with the same caches in opposite orders wait for each other and not for ever. */
+/* Two processes that need the same caches in opposite orders wait for each other, but do not deadlock. */
 static void test_builders_in_opposite_orders(void **state) {
     (void)state;
     write_shards();

@@ -80,8 +80,7 @@ static void test_sources_without_weights_are_one_corpus(void **state) {
     sampler_close(s);
 }
 
-/* At every prefix each source has had its share to within less than one sample, and its windows in whole
- * epochs. */
+/* At every prefix each source is within one sample of its share, and uses its windows in whole epochs. */
 static void check_mixture(const uint64_t *windows, const double *shares, size_t count, uint64_t samples,
                           uint32_t cycle, double slack) {
     Sampler *s = open_sampler(9, windows, shares, count);
@@ -98,7 +97,7 @@ static void check_mixture(const uint64_t *windows, const double *shares, size_t 
         used[at.source]++;
         for (size_t i = 0; i < count; i++) {
             uint64_t m = sampler_slots(s, i), c = sampler_cycle(s);
-            /* |used - (k + 1) m / c| < 1 in whole numbers */
+            /* used - (k + 1) m / c| < 1 in integers */
             int64_t off = (int64_t)(used[i] * c) - (int64_t)((k + 1) * m);
             if (off >= (int64_t)c || off <= -(int64_t)c)
                 fail_msg("source %zu of %zu has %llu of %llu samples", i, count, (unsigned long long)used[i],
@@ -136,7 +135,7 @@ static void test_mixture_is_exact_at_every_prefix(void **state) {
     }
 }
 
-/* Within a mixture each source still gives each of its windows once an epoch. */
+/* Within a mixture each source uses each of its windows once per epoch. */
 static void test_mixture_epochs(void **state) {
     (void)state;
     const uint64_t windows[] = {37, 5};

@@ -1,5 +1,5 @@
-/* Tasks: what a document of each is turned into, where context ends and continuation begins, windows of long
- * texts, and figures that were worked out by hand. */
+/* Tasks: the questions that documents become, where context ends and continuation begins, windows of long
+ * texts, and metrics computed by hand. */
 #include "support/bytes_tokenizer.h"
 
 #include <math.h>
@@ -7,15 +7,16 @@
 #include "base/json.h"
 #include "data/task.h"
 
-/* ---- what is asked ---- */
+/* ---- questions ---- */
 
 typedef struct Asked {
     const char *task, *document;
     int count, gold;
-    const char *context, *continuation; /* of the last pair; the description stands before the context */
+    const char *context, *continuation; /* of the last pair; the description precedes the context */
 } Asked;
 
-/* Words as lm-evaluation-harness has them; tests/interop/test_eval_interop.sh asks the harness itself. */
+/* The wording of lm-evaluation-harness; tests/interop/test_eval_interop.sh compares with the harness
+ * itself. */
 static const Asked asked[] = {
     {"hellaswag",
      "{\"activity_label\": \"Cutting [x] grass\", \"ctx_a\": \"A man  [title] mows   it. \", \"ctx_b\": \"HE "
@@ -160,7 +161,7 @@ static Task *open_task(const char *name, const char *text, int64_t context, bool
     return t;
 }
 
-/* Of the bytes tokenizer: what stands before the bar is context, behind it what is scored; '^' is the BOS. */
+/* With the byte tokenizer: context before the bar, scored text after it; '^' is the BOS. */
 static void expect_request(const Task *t, size_t i, const char *expected) {
     char shown[256];
     size_t n = 0;
@@ -188,7 +189,7 @@ static void borders_are_where_the_harness_has_them(void **state) {
     t = open_task("piqa.jsonl", PIQA("g", "a", "bc"), 100, true, 0);
     expect_request(t, 0, "^Question: g\nAnswer:| a");
     task_close(t);
-    /* White space at the end of the context is scored with what follows; an empty context is the BOS. */
+    /* White space at the end of the context is scored with the continuation; an empty context is the BOS. */
     t = open_task("lambada.jsonl", "{\"text\": \"x  word\"}\n{\"text\": \"word\"}\n", 100, false, 0);
     expect_request(t, 0, "x|  word");
     expect_request(t, 1, "^| word");
@@ -214,7 +215,8 @@ static ErrorCode open_with(Task **t, const TaskSource *source, Error *err) {
     return task_open(t, source, tokenizer, 200, false, err);
 }
 
-/* Of its own file: the first ones, without itself and its like. Of another: the first ones, all of them. */
+/* From the task's own file: the first ones, except the question and equal ones. From another file: the first
+ * ones, all of them. */
 static void examples_stand_before_the_question(void **state) {
     (void)state;
     TaskSource source = {
@@ -255,7 +257,7 @@ static void expect_one_shot(const char *file, const char *text, const char *expe
     free(source.path);
 }
 
-/* The description once; the blank filled in; two blanks before a word, as the harness has them. */
+/* The description once; the blank filled in; two spaces before a word, as in the harness. */
 static void examples_are_as_the_harness_has_them(void **state) {
     (void)state;
 #define MMLU(question, answer)                                                                         \
@@ -276,7 +278,7 @@ static void examples_are_as_the_harness_has_them(void **state) {
     free(source.path);
 }
 
-/* Each token once, the last window reaching back. */
+/* Each token is scored once; the last window reaches back. */
 static void texts_are_scored_in_windows(void **state) {
     (void)state;
     Task *t = open_task("text.jsonl", "{\"text\": \"0123456789\"}\n{\"text\": \"ab\"}\n", 4, true, 0);
@@ -323,8 +325,8 @@ static void expect_refused(const char *file, const char *text, const char *task,
     free(source.path);
 }
 
-/* A small file that expands without bound is refused before it has taken the machine's memory; the same
- * content as it is would be taken. */
+/* A small file that expands without bound is refused before it exhausts memory; the same content uncompressed
+ * would be accepted. */
 static void what_no_text_compresses_to_is_refused(void **state) {
     (void)state;
     size_t length = (size_t)80 << 20;
@@ -353,7 +355,7 @@ static void wrong_files_are_refused(void **state) {
                    "piqa.jsonl:2");
 }
 
-/* ---- figures ---- */
+/* ---- metrics ---- */
 
 static void close_to(double a, double b) {
     if (!(fabs(a - b) <= 1e-12 * fabs(b))) fail_msg("%.17g is not %.17g", a, b);
@@ -368,7 +370,7 @@ static void choices_are_compared(void **state) {
     TaskFigures f;
     task_figures(t, scores, &f);
     assert_int_equal(f.documents, 3);
-    close_to(f.acc, 2.0 / 3); /* of equals the first */
+    close_to(f.acc, 2.0 / 3); /* the first of equals */
     close_to(f.acc_stderr, sqrt(2.0 / 9 / 2));
     assert_true(f.acc_norm == 0);
     assert_true(f.acc_norm_stderr == 0);

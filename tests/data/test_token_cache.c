@@ -120,7 +120,7 @@ static void test_empty_source(void **state) {
     token_cache_close(c);
 }
 
-/* About `bytes` of JSON lines or text whose content can be told from its place. */
+/* About `bytes` of JSON lines or text that identifies its position. */
 static const char *big_file(const char *name, size_t bytes, bool json) {
     Text t = {0};
     for (unsigned i = 0; t.length < bytes; i++) {
@@ -166,7 +166,7 @@ static void test_threads_do_not_matter(void **state) {
     assert_true(shards >= 4);
     Error err = {0};
     assert_int_equal(token_cache_verify(a, &err), OK);
-    /* The text file is one document, whose tokens go through several parts. */
+    /* The text file is one document, whose tokens span several shards. */
     size_t length;
     char *text = files_read(paths[0], &length);
     int32_t *ids = malloc(length * sizeof *ids), *starts = malloc(length * sizeof *starts);
@@ -183,7 +183,7 @@ static void test_threads_do_not_matter(void **state) {
     token_cache_close(b);
 }
 
-/* Words, punctuation, runs of white space of all kinds, letters of several bytes, broken UTF-8. */
+/* Words, punctuation, runs of all kinds of white space, multi-byte letters, broken UTF-8. */
 static void nasty_text(Text *t, size_t length) {
     static const char *const shards[] = {"word",
                                          "/",
@@ -214,10 +214,11 @@ static void nasty_text(Text *t, size_t length) {
     }
 }
 
-/* A document cut into pieces has the tokens that it has whole. */
+/* A document cut into chunks has the same tokens as the whole. */
 static void test_pieces_do_not_change_tokens(void **state) {
     (void)state;
-    /* Trained with a pattern; or a form with a space before the text, and one that needs whole documents. */
+    /* Trained with a pattern; or a form that puts a space before the text, and one that needs whole
+     * documents. */
     const char *kinds[] = {"gpt2", "llama3", "qwen2", "o200k", "llama2", "mistral, merges across words"};
     Text t = {0};
     Error err = {0};
@@ -255,7 +256,7 @@ static void test_pieces_do_not_change_tokens(void **state) {
     text_free(&t);
 }
 
-/* Reading any range gives what reading everything gave. */
+/* Reading any range gives the same as reading everything. */
 static void test_ranges(void **state) {
     (void)state;
     Spec s = {files_path("one"), {files_path("t1.txt"), files_path("t2.jsonl")}, 2, SPLIT_FILE, -1, EOS, 1,
@@ -284,7 +285,7 @@ static void test_ranges(void **state) {
     token_cache_close(c);
 }
 
-/* A build that is killed again and again ends with the same bytes. */
+/* A build that is killed repeatedly ends with the same bytes. */
 static void test_interrupted_build_goes_on(void **state) {
     (void)state;
     const char *paths[] = {big_file("k1.txt", 9u << 18, false), files_path("k2.jsonl.zst")};
@@ -304,7 +305,7 @@ static void test_interrupted_build_goes_on(void **state) {
             Error err;
             _exit(build(&killed, &err) == OK ? 0 : 1);
         }
-        /* Let it commit one part more than there was, then kill it. */
+        /* Let it commit one more shard, then kill it. */
         struct timespec nap = {0, 2000000};
         int status = 0;
         char *next = NULL;
@@ -330,8 +331,8 @@ static void test_interrupted_build_goes_on(void **state) {
     assert_true(shards >= 5);
 }
 
-/* Without its last parts a cache is incomplete, and completed to the same bytes from whatever part is left.
- */
+/* Without its last shards a cache is incomplete, and is completed to the same bytes from whatever shard is
+ * the last. */
 static void test_any_part_can_be_the_last_done(void **state) {
     (void)state;
     Spec s = {files_path("calm"),
@@ -440,7 +441,7 @@ static void test_every_length_is_checked(void **state) {
     free(d.data);
 }
 
-/* A header changed on purpose, its own checksum right. */
+/* Modifies the header, with a correct checksum. */
 static void reseal(Damage *d, const TokenHeader *h) {
     TokenHeader copy = *h;
     copy.header_checksum = hash64(&copy, offsetof(TokenHeader, header_checksum));
@@ -501,7 +502,7 @@ static void test_foreign_and_newer_files(void **state) {
     free(d.data);
 }
 
-/* Ids and document ends that are wrong although every checksum is right. */
+/* Wrong ids and document ends, although every checksum is correct. */
 static void test_content_is_not_trusted(void **state) {
     (void)state;
     Damage d = fresh("wrong");
@@ -612,7 +613,7 @@ static void test_fingerprints(void **state) {
     assert_int_equal(fingerprint_files(files_root, paths, 1, &a, &err), OK);
     assert_string_equal(a.sha256, "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed");
     assert_int_equal(fingerprint_check(path, &a, &err), OK);
-    /* Same size at once: only the clock tells, or not even that. */
+    /* The same size at once: only the clock differs, or not even that. */
     files_text("f.txt", "two");
     assert_int_equal(fingerprint_files(files_root, paths, 1, &b, &err), OK);
     assert_string_not_equal(a.sha256, b.sha256);
@@ -632,7 +633,7 @@ static void touch_inode(const char *path) {
     } while (now.st_ctim.tv_sec == before.st_ctim.tv_sec && now.st_ctim.tv_nsec == before.st_ctim.tv_nsec);
 }
 
-/* chmod, a hard link or a new owner between hashing and the last byte change no text. */
+/* chmod, a hard link or a new owner between hashing and the last byte do not change the text. */
 static void test_an_inode_may_change(void **state) {
     (void)state;
     const char *path = files_text("inode.txt", "four"), *paths[] = {path};
@@ -645,7 +646,7 @@ static void test_an_inode_may_change(void **state) {
     touch_inode(path);
     if (fingerprint_check(path, &print, &err) != OK) fail_msg("%s", err.message);
     assert_string_equal(print.sha256, before.sha256);
-    assert_memory_not_equal(&print.stamp, &before.stamp, sizeof before.stamp); /* not hashed at each part */
+    assert_memory_not_equal(&print.stamp, &before.stamp, sizeof before.stamp); /* not hashed for each shard */
     files_text("inode.txt", "FOUR");
     assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
     touch_inode(path);
@@ -653,7 +654,8 @@ static void test_an_inode_may_change(void **state) {
     assert_non_null(strstr(err.message, "changed while"));
 }
 
-/* Replaces the digest of every record by zeros: a fingerprint of zeros was recalled, any other was made. */
+/* Replaces the digest of every record by zeros, so that a fingerprint of zeros comes from a record, and any
+ * other from hashing. */
 static void forge_records(void) {
     size_t length;
     char *records = files_read("prints/fingerprints.jsonl", &length);
@@ -673,15 +675,15 @@ static bool is_recalled(const char *path) {
     return strspn(print.sha256, "0") == 64;
 }
 
-/* A file at rest is remembered. One that was changed in place with size and modification time as they were is
- * hashed again, since its time of change is another. */
+/* The hash of a file at rest is recorded. A file that was changed in place, with size and modification time
+ * restored, is hashed again, since its change time differs. */
 static void test_fingerprints_are_remembered(void **state) {
     (void)state;
     const char *path = files_text("rest.txt", "three");
     const struct timespec old[2] = {{1000000000, 5}, {1000000000, 5}};
     assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
     assert_false(is_recalled(path));
-    assert_false(file_exists(files_path("prints/fingerprints.jsonl"))); /* changed just now */
+    assert_false(file_exists(files_path("prints/fingerprints.jsonl"))); /* changed too recently */
     sleep(3);
     assert_false(is_recalled(path));
     forge_records();
@@ -693,8 +695,8 @@ static void test_fingerprints_are_remembered(void **state) {
     assert_false(is_recalled(path));
 }
 
-/* A memory, not a truth: whatever stands there instead, files are hashed, and it is made anew where it can
- * be. */
+/* Records are only a cache: whatever the file contains, files are hashed, and it is written again if
+ * possible. */
 static void test_fingerprint_records_may_be_anything(void **state) {
     (void)state;
     size_t length;
@@ -702,7 +704,7 @@ static void test_fingerprint_records_may_be_anything(void **state) {
          *file = path_join(files_root, "prints/fingerprints.jsonl");
     files_text(file,
                "{\"path\": 1}\n\n[]\nnull\n{\"path\": \"x\", \"stamp\": \"y\", \"sha256\": \"z\"}\n{\"pa");
-    sleep(3); /* the file was changed by the test before */
+    sleep(3); /* the previous test changed the file */
     assert_false(is_recalled(path));
     forge_records();
     assert_true(is_recalled(path));
@@ -711,7 +713,7 @@ static void test_fingerprint_records_may_be_anything(void **state) {
     assert_false(is_recalled(path));
     assert_int_equal(rmdir(file), 0);
     assert_false(is_recalled(path));
-    /* Many states of one path, of many hosts: the newest stays. */
+    /* Many states of one path, from many hosts: the newest stays. */
     char *record = files_read(file, &length);
     Text many = {0};
     for (int i = 0; i < 2000; i++) text_add(&many, record, length);
@@ -723,7 +725,7 @@ static void test_fingerprint_records_may_be_anything(void **state) {
     record = files_read(file, &length);
     assert_true(length < 1000);
     free(record);
-    /* Above the limit nothing is read, and it is begun anew. */
+    /* Above the limit the file is not read, and starts again empty. */
     assert_int_equal(truncate(file, ((off_t)1 << 30) + 1), 0);
     assert_false(is_recalled(path));
     struct stat st;

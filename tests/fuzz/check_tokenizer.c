@@ -7,7 +7,7 @@
 #include "tokenizer/tokenizer.h"
 #include "fuzz.h"
 
-/* A slot, a token, a rule and its slots, cJSON's nodes, and the copies of the file. */
+/* A slot, a token, a rule and its slots, cJSON's nodes, and copies of the file. */
 enum { PER_BYTE = 256, FIXED = 1 << 21 };
 
 static void encode(const Tokenizer *t, const char *text, size_t length, TokenList *out) {
@@ -41,7 +41,8 @@ static void check_text(const Tokenizer *t, const char *text, size_t length, bool
     text_free(&back);
 }
 
-/* Saved and opened again it is the same: a tokenizer.json byte for byte, another file by what it does. */
+/* After saving and opening it again it is the same: a tokenizer.json byte for byte, another file in
+ * behaviour. */
 static void check_saved(const Tokenizer *t, bool same_file) {
     Error err = {0};
     char before[65], after[65];
@@ -62,8 +63,8 @@ static void check_saved(const Tokenizer *t, bool same_file) {
     free(path);
 }
 
-/* Normalizers, Metaspace and some flags of added tokens change text by intent; so does a space put before it,
- * which one letter shows. Names may be escaped. */
+/* Normalizers, Metaspace and some flags of added tokens change text intentionally; so does a space before the
+ * text, which one letter shows. Names may be escaped. */
 static bool keeps_text(const Tokenizer *t, const uint8_t *data, size_t size) {
     static const char *const words[] = {"NF",        "Lowercase", "Strip",  "Replace", "Prepend",
                                         "Metaspace", "lstrip",    "rstrip", "\\u"};
@@ -85,7 +86,7 @@ int check_tokenizer(const uint8_t *data, size_t size, bool json) {
     Tokenizer *t = NULL;
     fuzz_directory();
     fuzz_memory_start();
-    TokenizerKeys keys = {.pattern = (char[]){"llama3"}}; /* of rank files */
+    TokenizerKeys keys = {.pattern = (char[]){"llama3"}}; /* for rank files */
     bool good = fuzz_ok(tokenizer_parse_as(&t, "tokenizer", (const char *)data, size, &keys, &err), &err);
     fuzz_memory_check(size, PER_BYTE, FIXED);
     if (!good) {

@@ -1,4 +1,4 @@
-/* adapter_config.json. What is accepted has a rank and a scale that are numbers. */
+/* Fuzzes adapter_config.json. An accepted file has a finite rank and scale. */
 #include <math.h>
 #include <stdlib.h>
 

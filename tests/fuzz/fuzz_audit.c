@@ -1,5 +1,5 @@
-/* Audit logs of two ranks: the input as it is, and its lines with right checksums, so that what is behind
- * those is reached too. Whatever is read can be checked; what is proved holds. */
+/* Fuzzes the audit logs of two ranks: the input unchanged, and its lines with corrected checksums, to reach
+ * the code after them. Whatever is read can be checked; what is proved holds. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +9,8 @@
 #include "fuzz.h"
 #include "observe/audit.h"
 
-/* A record is some 100 bytes, of a line of 70 at least; tables double. A sample of 19 bytes makes an AuditUse
- * of 48. */
+/* A record takes about 100 bytes, from a line of at least 70; tables double. A sample of 19 bytes makes an
+ * AuditUse of 48. */
 enum { PER_BYTE = 24, FIXED = 1 << 17 };
 
 static void add_sums(Text *out, const char *data, size_t size) {

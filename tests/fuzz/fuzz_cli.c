@@ -1,5 +1,5 @@
-/* A command line: the words are the lines of the input, or parted by NULs. What is accepted keeps every word:
- * as an operand, or as a flag or its value. */
+/* Fuzzes a command line: the words are the lines of the input, or separated by NULs. An accepted line keeps
+ * every word: as an operand, or as a flag or its value. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 enum { MAX_WORDS = 64 };
 
-/* Cuts a copy of the input into words, in place. */
+/* Splits a copy of the input into words, in place. */
 static int split(char *text, size_t size, const char **words) {
     int count = 0;
     for (size_t at = 0; at < size && count < MAX_WORDS;) {

@@ -1,5 +1,5 @@
-/* A run's configuration in YAML, and each line of it as an override on a command line. What is accepted is
- * written as YAML that reads back to the same, and its digest stays. */
+/* Fuzzes a run's configuration in YAML, and each line of it as an override on a command line. An accepted one
+ * is written as YAML that reads back to the same, with the same digest. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +8,8 @@
 #include "fuzz.h"
 #include "config/config.h"
 
-/* A node is some 80 bytes and may stand for one byte ("[a,a"), in arrays that double; libyaml has its own. */
+/* A node takes about 80 bytes and may come from one byte ("[a,a"), in arrays that double; libyaml has its
+ * own. */
 enum { PER_BYTE = 512, FIXED = 1 << 18, MOST_OVERRIDES = 2 };
 
 static void start(Config *c, OptionSet *set) {
@@ -26,7 +27,7 @@ static bool apply(OptionSet *set, const char *data, size_t size) {
     return good;
 }
 
-/* What `text` says on top of the defaults has this digest. */
+/* `text` on top of the defaults has this digest. */
 static void check_text(const Text *text, const char *digest, Text *rewritten) {
     Config c;
     OptionSet set;
@@ -54,7 +55,7 @@ static void check_round_trip(const OptionSet *set, bool with_sources) {
     text_free(&again);
 }
 
-/* How many lines were taken. */
+/* Returns the number of accepted lines. */
 static int check_overrides(OptionSet *set, const char *data, size_t size) {
     char line[512];
     int left = MOST_OVERRIDES, taken = 0;
@@ -69,7 +70,7 @@ static int check_overrides(OptionSet *set, const char *data, size_t size) {
     return taken;
 }
 
-/* A model that is in no file: a run would go on to look at the machine. */
+/* Only for a model that is in no file: a run would go on to examine the machine. */
 static void check_geometry(const Config *c) {
     Error err = {0};
     int64_t sequences = 0, microbatches = 0;
@@ -88,7 +89,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (good) check_geometry(&c);
     int taken = check_overrides(&set, (const char *)data, size);
     if (taken) check_geometry(&c);
-    /* Where all was refused, little can have changed; seldom is often enough. */
+    /* If everything was refused, little can have changed, so a rare check suffices. */
     if (good || taken || size % 16 == 0) check_round_trip(&set, size % 2);
     options_free(&set);
     return 0;

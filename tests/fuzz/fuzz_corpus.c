@@ -1,6 +1,6 @@
-/* A file of text or JSON lines; the first byte of the input says how it is read. Text pieces put together are
- * the file; whoever goes on from a position between two pieces reads what would have come; JSON lines give
- * their text or an error. */
+/* Fuzzes a file of text or JSON lines; the first byte of the input selects how it is read. Text chunks
+ * together are the file; a reader that resumes from a position between two chunks returns the same; JSON
+ * lines give their text or an error. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,18 +8,18 @@
 #include "data/corpus.h"
 #include "fuzz.h"
 
-/* The reader's buffers do not depend on the file, nor does zstd's window: up to 128 MiB, as the zstd program
- * takes them, and also short files compressed from a pipe with --long ask for that. A line of JSON is held as
- * a tree. */
+/* The reader's buffers do not depend on the file, and neither does zstd's window: up to 128 MiB, as the zstd
+ * program accepts, which short files compressed from a pipe with --long require too. A line of JSON is held
+ * as a tree. */
 enum { PER_BYTE = 160, FIXED = 160 << 20 };
 
 typedef struct Digest {
     size_t pieces;
-    Text text; /* pieces, each behind a mark that tells whether a document starts or ends */
+    Text text; /* chunks, each after a mark for whether a document starts or ends */
 } Digest;
 
-/* Reads to the end or the first error; `stop_after` pieces at most, and then *position is where it stopped.
- */
+/* Reads to the end or the first error; at most `stop_after` chunks, and then *position is where it
+ * stopped. */
 static ErrorCode read_pieces(const CorpusFile *file, const CorpusPosition *from, size_t stop_after,
                              Digest *out, CorpusPosition *position, Error *err) {
     CorpusReader *reader;
@@ -63,7 +63,7 @@ static void check_lines(const CorpusFile *file) {
     corpus_close(reader);
 }
 
-/* Is this what the file holds? Compressed ones would have to be decompressed to tell. */
+/* Compares with the content of the file, unless that is compressed. */
 static void check_content(const Digest *whole, const uint8_t *data, size_t size) {
     if (size >= 4 && (memcmp(data, "\x28\xb5\x2f\xfd", 4) == 0 || (data[0] & 0xf0) == 0x50)) return;
     if (size >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0) data += 3, size -= 3;

@@ -1,6 +1,6 @@
-/* model.safetensors.index.json beside two good shards, a bad one, a link to a good one outside, and a
- * directory. Whatever the index says, nothing is read but the shards, and each tensor comes from the shard
- * that the index names. */
+/* Fuzzes model.safetensors.index.json next to two good files, a bad one, a link to a good one outside, and a
+ * directory. Whatever the index contains, only these files are read, and each tensor comes from the file that
+ * the index names. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +12,8 @@
 #include "checkpoint/modelfiles.h"
 #include "fuzz.h"
 
-/* Opening the shards costs what their headers cost, whatever the index; each mention of one costs a SafeFile.
- */
+/* Opening the files costs what their headers cost, whatever the index; each mention of one costs a
+ * SafeFile. */
 enum { PER_BYTE = 128, FIXED = 1 << 18 };
 
 static void put_shard(const char *name, const char *header, size_t data_bytes) {
@@ -51,7 +51,7 @@ static const char *model_directory(void) {
     return model;
 }
 
-/* The shard that the index gives a tensor. */
+/* The file that the index names for a tensor. */
 static const char *listed(const cJSON *root, const char *tensor) {
     const cJSON *map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
     const char *file = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(map, tensor));

@@ -1,6 +1,6 @@
-/* manifest.json of a checkpoint whose other files are fixed. Its own checksum is put right by the mutator.
- * What is accepted is written so that it reads back, names files inside the directory only, and holds nothing
- * that a terminal would obey. */
+/* Fuzzes manifest.json of a checkpoint whose other files are fixed. The mutator corrects its checksum. An
+ * accepted one is written so that it reads back, names only files inside the directory, and contains no
+ * terminal control characters. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "checkpoint/manifest.h"
 #include "fuzz.h"
 
-/* Checking contents takes a buffer of 4 MiB. */
+/* Checking contents needs a buffer of 4 MiB. */
 enum { PER_BYTE = 160, FIXED = 5 << 20 };
 
 static const char *checkpoint_directory(void) {

@@ -1,6 +1,6 @@
-/* A run directory whose metrics.jsonl and journal.jsonl both are the input. Its records are read, written and
- * read again; going on at a step leaves nothing of later ones; the report can be drawn of whatever was read.
- */
+/* Fuzzes a run directory whose metrics.jsonl and journal.jsonl are both the input. Records are read, written
+ * and read again; resuming at a step leaves no later records; the report can be drawn from whatever was
+ * read. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,8 +10,8 @@
 #include "observe/metrics.h"
 #include "observe/report.h"
 
-/* A record of some 200 bytes may be as short as `{"kind":"train"}`; tables double. Entries of the journal are
- * short too. */
+/* A record of about 200 bytes may be as short as `{"kind":"train"}`; tables double. Entries of the journal
+ * are short too. */
 enum { PER_BYTE = 128, FIXED = 1 << 17 };
 
 static MetricsTable read_table(const char *path, size_t size) {
@@ -23,7 +23,7 @@ static MetricsTable read_table(const char *path, size_t size) {
     return t;
 }
 
-/* Field by field they are the same 8 bytes each, or flags. */
+/* Compares field by field: the same 8 bytes each, or flags. */
 static bool same_steps(const StepMetrics *a, const StepMetrics *b) {
     return a->step == b->step && memcmp(&a->loss, &b->loss, sizeof a->loss) == 0 &&
            a->skipped == b->skipped && a->total_tokens == b->total_tokens &&

@@ -1,5 +1,5 @@
-/* config.json of a model. What is accepted has counts that are numbers, and is written so that it reads back
- * the same. */
+/* Fuzzes config.json of a model. An accepted one has finite counts, and is written so that it reads back the
+ * same. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* What a rank tells of its part of a checkpoint, beside that of a rank which is right. The checksum is put
- * right by the mutator. What is accepted makes up every tensor: each element once, the other rank's where
+/* Fuzzes what one rank reports of its part of a checkpoint, alongside a correct rank. The mutator corrects
+ * the checksum. An accepted report completes every tensor: each element once, with the other rank's where
  * they are. */
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ static const TensorDesc model_tensors[] = {{"a", SAFE_F32, SAFE_BF16, 2, {3, 4}}
 static const TensorDesc moment_tensors[] = {{"m.a", SAFE_F32, SAFE_F32, 2, {3, 4}},
                                             {"m.b", SAFE_F32, SAFE_F32, 1, {5}}};
 
-/* Rank 0 has the first elements of each "a"; the rest is rank 1's. */
+/* Rank 0 has the first elements of each "a"; rank 1 has the rest. */
 static const TensorSegment held[] = {{0, 0, 5}};
 static const TensorList lists[2] = {
     {.count = 2, .tensors = model_tensors, .segment_count = 1, .segments = held},
@@ -58,8 +58,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     ErrorCode code = segments_collect(&all, &layout, blobs, 2, &err);
     fuzz_memory_check(size, PER_BYTE, FIXED);
     free(copy);
-    /* Ranks that disagree about who has what are weft's own fault, and so may be what another rank tells of.
-     */
+    /* Ranks that disagree about who has what are a bug of weft, and so may be another rank's report. */
     if (code == ERR_INTERNAL)
         REQUIRE(err.code == code &&
                 (strstr(err.message, "were written by") || strncmp(err.message, "rank 1: ", 8) == 0));

@@ -1,4 +1,5 @@
-/* A safetensors file. What is accepted covers the data exactly, and written again it reads back the same. */
+/* Fuzzes a safetensors file. An accepted one covers the data exactly, and reads back the same after
+ * writing. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +11,8 @@
 #include "checkpoint/modelfiles.h"
 #include "fuzz.h"
 
-/* One tensor entry is some 200 bytes and at least six of header; cJSON's nodes are 64 bytes for every two. */
+/* A tensor entry takes about 200 bytes, from at least six bytes of header; cJSON's nodes take 64 bytes for
+ * every two. */
 enum { PER_BYTE = 128, FIXED = 1 << 16 };
 
 static int memory_file(const uint8_t *data, size_t size) {
@@ -49,7 +51,7 @@ static ErrorCode fetch(void *ctx, int index, size_t offset, size_t bytes, void *
     return safe_read(s->file, s->tensors[index], offset, host, bytes, err);
 }
 
-/* The writer takes whole bytes, four dimensions, and sizes of tensors that exist in memory. */
+/* The writer supports whole bytes, four dimensions, and sizes of tensors that fit in memory. */
 static bool can_write(const SafeTensor *t) {
     bool fits = t->rank <= TENSOR_MAX_RANK && safe_type_bits(t->type) % 8 == 0;
     for (int d = 0; d < t->rank; d++) fits = fits && t->shape[d] <= INT32_MAX;
@@ -135,7 +137,7 @@ static void put_length(uint8_t *data, size_t header) {
     for (int i = 0; i < 8; i++) data[i] = (uint8_t)((uint64_t)header >> (8 * i));
 }
 
-/* Writes a telling number in the place of one that is there; returns the new length of the header. */
+/* Replaces a number by an interesting one; returns the new length of the header. */
 static size_t change_number(uint8_t *header, size_t size, size_t room, unsigned seed) {
     static const char *const numbers[] = {"0",
                                           "1",
@@ -176,8 +178,8 @@ static size_t change_number(uint8_t *header, size_t size, size_t room, unsigned 
     return size - (end - chosen) + length;
 }
 
-/* Most random changes break the length field, or the JSON at its first byte, and teach nothing. So: the
- * header alone, one number of it, or the data alone, and the length field put right after. */
+/* Most random changes break the length field, or the JSON at its first byte, and find nothing. So this
+ * mutates the header alone, one number of it, or the data alone, and then corrects the length field. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
     if (seed % 8 == 0 || size < 10) return LLVMFuzzerMutate(data, size, max_size);
     uint64_t said = 0;

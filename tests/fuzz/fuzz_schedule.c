@@ -1,5 +1,5 @@
-/* A pipeline schedule as CSV. What is accepted is written, read again and the same; lowered, it is a schedule
- * still, and runs to the end under every transport if the transfers are weft's own. */
+/* Fuzzes a pipeline schedule as CSV. An accepted one is written and reads back the same; after lowering it is
+ * still a schedule, and runs to the end under every transport if the transfers are weft's own. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #include "schedule/schedule.h"
 #include "schedule/simulate.h"
 
-/* A comma is a cell of 16 bytes, in arrays that double; a line is an order. */
+/* A comma makes a cell of 16 bytes, in arrays that double; a line makes an order. */
 enum { PER_BYTE = 256, FIXED = 1 << 18 };
 
 static void check_round_trip(const Schedule *s) {

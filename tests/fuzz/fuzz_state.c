@@ -1,5 +1,5 @@
-/* state.json of a checkpoint, for a run with the configuration of the defaults. What is accepted has counts
- * that a run can go on from and windows of finite values. */
+/* Fuzzes state.json of a checkpoint, for a run with the default configuration. An accepted one has counts
+ * from which a run can resume, and windows of finite values. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* A file of documents, whose first byte says of which task: requests stay within the tokens and the
- * context, each choice has one, and figures of whatever was accepted are numbers. */
+/* Fuzzes a file of documents, whose first byte selects the task: requests stay within the tokens and the
+ * context, each choice has one, and metrics of whatever was accepted are numbers. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "data/task.h"
 #include "fuzz.h"
 
-/* A context is there once for each of up to 16 choices, as text and as tokens of four bytes; lists double. */
+/* A context exists once for each of up to 16 choices, as text and as tokens of four bytes; lists double. */
 enum { PER_BYTE = 1024, FIXED = 1 << 21, CONTEXT = 48 };
 
 static void check_requests(const Task *t) {
@@ -27,7 +27,7 @@ static void check_requests(const Task *t) {
     }
 }
 
-/* Zeros are what a model says that finds everything certain. */
+/* Zeros are the scores of a model that is certain of everything. */
 static void check_figures(const Task *t) {
     TaskScore *scores = calloc(t->requests + 1, sizeof *scores), *slots = calloc(t->slots + 1, sizeof *slots);
     TaskFigures f;

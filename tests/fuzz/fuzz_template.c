@@ -1,4 +1,4 @@
-/* A chat template: it is refused with a message, or what it renders is the same twice; all end. */
+/* Fuzzes a chat template: it is refused with a message, or renders the same twice; every rendering ends. */
 #include <string.h>
 
 #include "base/json.h"
@@ -20,13 +20,13 @@ static void check_spans(const TemplateSpans *s, const Text *out) {
     size_t at = 0;
     for (size_t i = 0; i < s->count; i++) {
         REQUIRE(s->items[i].begin < s->items[i].end && s->items[i].end <= out->length);
-        /* One within another comes first and ends within it. */
+        /* A nested one comes first and ends within the outer one. */
         REQUIRE(s->items[i].end >= at);
         at = s->items[i].end;
     }
 }
 
-/* Message by message, as each number of them by itself. */
+/* Compares rendering message by message with separate renderings. */
 static void check_growth(const Template *t, const cJSON *root) {
     TemplateGrowth *g = template_growth_open(t, root, "2025-01-31");
     for (int i = 0; i < 8; i++) {
@@ -36,7 +36,7 @@ static void check_growth(const Template *t, const cJSON *root) {
         Text alone = {0};
         const Text *grown;
         Error err = {0};
-        /* Bounds of work are those of one rendering, which here is a part of it. */
+        /* Work is bounded per rendering; an incremental one does only a part of a separate one. */
         bool good = render(t, some, &alone, NULL),
              grew = fuzz_ok(template_growth_render(g, (size_t)i / 2, i % 2, &grown, &err), &err);
         REQUIRE(grew || !good);

@@ -1,4 +1,4 @@
-/* A tiktoken rank file: as fuzz_tokenizer.c, and written as a tokenizer.json it gives the same ids. */
+/* Fuzzes a tiktoken rank file, like fuzz_tokenizer.c; written as a tokenizer.json it gives the same ids. */
 #include "check_tokenizer.h"
 #include "fuzz.h"
 

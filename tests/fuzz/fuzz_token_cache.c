@@ -1,6 +1,6 @@
-/* A token cache: one part, and behind it, if its header does not call it the last, a second. What is accepted
- * can be read whole: ids below the vocabulary, documents that begin where others end, windows that add up.
- * Damage must be found by the checksums, so the mutator puts them right again. */
+/* Fuzzes a token cache: one shard, followed by a second one unless the first is marked as the last. An
+ * accepted one can be read completely: ids are below the vocabulary, documents begin where others end, and
+ * windows add up. Checksums must detect damage, so the mutator corrects them. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 
 enum { PER_BYTE = 4, FIXED = 1 << 16, CONTEXT = 7, MOST_TOKENS = 1 << 16 };
 
-/* Length of the part in front; all when it cannot be told, or nothing follows. */
+/* Length of the first shard; everything if it is unknown, or if nothing follows. */
 static size_t part_length(const uint8_t *data, size_t size) {
     TokenHeader h;
     TokenLayout layout;
@@ -75,7 +75,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (first == size) REQUIRE(unlink(second) == 0);
     fuzz_file("part-00000.tok", data, first);
     if (size >= sizeof header) memcpy(&header, data, sizeof header);
-    /* No tokenizer has more; a cache that says so belongs to none. */
+    /* No tokenizer has more entries; a cache with more belongs to none. */
     uint64_t vocabulary = header.vocabulary <= INT32_MAX ? header.vocabulary : INT32_MAX;
     fuzz_memory_start();
     bool good = fuzz_ok(token_cache_open(&cache, fuzz_directory(), header.key, vocabulary, &err), &err);
@@ -92,7 +92,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 
 #ifdef WEFT_FUZZ
 
-/* Checksums of the part at `data`, wherever its counts say that they are. */
+/* Corrects the checksums of the shard at `data`, wherever its counts place them. */
 static void seal(uint8_t *data, size_t size) {
     TokenHeader h;
     TokenLayout layout;
@@ -111,7 +111,7 @@ static void seal(uint8_t *data, size_t size) {
     memcpy(data, &h, sizeof h);
 }
 
-/* One count of the header moves a little, or becomes large. */
+/* Changes one count of the header a little, or makes it large. */
 static void change_count(uint8_t *data, unsigned seed) {
     size_t field = offsetof(TokenHeader, vocabulary) / 8 + seed / 4 % 13;
     uint64_t value;
@@ -127,7 +127,7 @@ static void change_count(uint8_t *data, unsigned seed) {
 
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
     if (size < TOKEN_HEADER_BYTES || seed % 16 == 0) return LLVMFuzzerMutate(data, size, max_size);
-    /* The rest of the page of the header is zeros, so it is not worth a mutation. */
+    /* The rest of the header's page is zeros, which are not worth mutating. */
     if (seed % 2)
         change_count(data, seed >> 4);
     else

@@ -1,5 +1,5 @@
-/* A tokenizer.json. What is accepted loses nothing of a nasty text, gives ids of its vocabulary only, never a
- * special one for text, and cuts where it says it may. */
+/* Fuzzes a tokenizer.json. An accepted one loses nothing of a difficult text, gives only ids of its
+ * vocabulary, never a special one for text, and cuts only where it reports that it may. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,8 +11,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) { return check_toke
 
 #ifdef WEFT_FUZZ
 
-/* Most of a file is its vocabulary, and almost every change there means that a byte has no token. So: what
- * stands before it, or what stands behind its 256 bytes. */
+/* Most of a file is its vocabulary, where nearly every change makes a byte lose its token. So this mutates
+ * what precedes it, or what follows its 256 bytes. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
     static const char start[] = "\"vocab\":{", last_byte[] = ":255";
     uint8_t *vocabulary = memmem(data, size, start, sizeof start - 1);

@@ -1,5 +1,4 @@
-/* A trace file: whatever of it is accepted can be predicted from, drawn, and written so that it reads back.
- */
+/* Fuzzes a trace file: an accepted one can be predicted from, drawn, and written so that it reads back. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +6,7 @@
 #include "fuzz.h"
 #include "observe/trace.h"
 
-/* An event may be as short as `1,`; cJSON takes 64 bytes for a value and the reader as much for an action. */
+/* An event may be as short as `1,`; cJSON takes 64 bytes per value, and the reader as much per action. */
 enum { PER_BYTE = 256, FIXED = 1 << 16 };
 
 static void check_picture(const Timing *t, const Prediction *p) {

@@ -1,4 +1,4 @@
-/* Runs a fuzz target over the files named, or over those of the directories named; options of libFuzzer are
+/* Runs a fuzz target on the given files and the files of the given directories. Options of libFuzzer are
  * ignored. */
 #include <dirent.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ static void replay_file(const char *path) {
     size_t size;
     if (file_read(path, LIMIT, &data, &size, &err) != OK)
         fuzz_fail(__FILE__, __LINE__, "a corpus file can be read", err.message);
-    /* A block of exactly this size, so that a sanitizer sees the first byte too far. */
+    /* A block of exactly this size, so that a sanitizer detects reads past the end. */
     char *exact = malloc(size ? size : 1);
     REQUIRE(exact);
     memcpy(exact, data, size);

@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "base/text.h"
 
-/* Of the sanitizers' run time, when it is there. */
+/* From the sanitizers' run time, if it is linked. */
 extern int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t),
                                                      void (*on_free)(const volatile void *))
     __attribute__((weak));
@@ -114,7 +114,8 @@ static void on_malloc(const volatile void *block, size_t size) {
     if (live > peak) peak = live;
 }
 
-/* Blocks from before the start may go; the count then is too low by them, never below zero. */
+/* Blocks from before the start may be freed; the count is then too low by their size, but never below
+ * zero. */
 static void on_free(const volatile void *block) {
     if (!counting || !block) return;
     size_t size = __sanitizer_get_allocated_size(block);

@@ -1,11 +1,11 @@
-/* Logits of a model, through the decoder and its cache, for tests that compare them with those of other
+/* Prints logits of a model, computed by the decoder with its cache, for tests that compare them with other
  * programs.
  *
  *     logits DIR < IDS            feeds token by token: a line of vocab_size numbers for each token
  *     logits --prefill DIR < IDS  feeds all tokens in chunks: the line of the last one
  *
- * DIR is what weft generate takes, an adapter too; IDS are numbers with white space between them. Computes in
- * fp32 and prints nine digits, which give every float its own text. */
+ * DIR is a directory as for `weft generate`, also of an adapter. IDS are numbers separated by white space.
+ * Computes in fp32 and prints nine digits, which distinguish all floats. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@
 #include "model/decode.h"
 #include "train/state.h"
 
-enum { CHUNK = 16 }; /* small, so that short texts make several passes */
+enum { CHUNK = 16 }; /* small, so that short texts take several passes */
 
 static ErrorCode read_ids(TokenList *list, const ModelConfig *c, Error *err) {
     int64_t id;

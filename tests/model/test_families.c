@@ -1,4 +1,5 @@
-/* Families as data: every entry is walked, and one made up here shows that an entry is all it takes. */
+/* Families as data: checks every entry, and shows with a family of its own that an entry is all that a family
+ * needs. */
 #include "support/files.h"
 
 #include <math.h>
@@ -30,7 +31,7 @@ static ModelConfig shape_of(const Family *f, const PublishedSize *s) {
     return c;
 }
 
-/* Exactly as many parameters as were published, from the shape alone and from the table; what is written
+/* The published number of parameters, from the shape alone and from the table; and the written config.json
  * reads back to the same shape. */
 static void check_size(const Family *f, const PublishedSize *s) {
     Error err = {0};
@@ -65,7 +66,7 @@ static void published_sizes_are_met(void **state) {
         for (const PublishedSize *s = families[i]->sizes; s && s->name; s++) check_size(families[i], s);
 }
 
-/* What a family asks of its entry: keys that it may leave out have defaults, and each is told once. */
+/* Checks of an entry: optional keys have defaults, and each key occurs once. */
 static void entries_are_whole(void **state) {
     (void)state;
     for (int i = 0; families[i]; i++) {
@@ -81,7 +82,7 @@ static void entries_are_whole(void **state) {
     }
 }
 
-/* ---- a family of this test's own ---- */
+/* ---- a family made up by this test ---- */
 
 #define AT(field) offsetof(ModelConfig, field)
 static const KeyRule other_keys[] = {
@@ -134,7 +135,7 @@ static void an_entry_is_all_it_takes(void **state) {
     assert_true(c.tie_word_embeddings && c.rms_norm_eps == 0.5 && c.rope_theta == 500);
     assert_int_equal(c.max_position_embeddings, 77);
     assert_int_equal(c.num_key_value_heads, 4); /* a key of another family */
-    assert_int_equal(c.bos_token_id, -1);       /* the default is beyond so small a vocabulary */
+    assert_int_equal(c.bos_token_id, -1);       /* the default exceeds the small vocabulary */
     assert_int_equal(c.eos_token_id, 5);
     assert_int_equal(param_table_build(&t, &c, &err), OK);
     assert_non_null(param_find(&t, "wte.weight"));
@@ -151,7 +152,7 @@ static void an_entry_is_all_it_takes(void **state) {
 
 /* ---- experts ---- */
 
-/* By their names, and each step behind the one before it, which is what their products count on. */
+/* Products rely on the order of experts and on equal strides between them. */
 static void experts_follow_each_other(void **state) {
     (void)state;
     Error err = {0};
@@ -181,7 +182,7 @@ static void experts_follow_each_other(void **state) {
     param_table_free(&t);
 }
 
-/* Frozen experts leave the trained matrices where all of a layer are; one alone stays among them. */
+/* Frozen experts leave the flat of trained matrices if all of a layer are frozen; a single one stays. */
 static void experts_freeze_together(void **state) {
     (void)state;
     Error err = {0};
@@ -206,14 +207,14 @@ static void experts_freeze_together(void **state) {
         assert_int_equal(router->flat, FLAT_MATRICES);
         for (int i = 0; i < t.count; i++) frozen[i] = &t.params[i] == router;
         assert_int_equal(param_table_freeze(&t, &c, frozen, &err), OK);
-        /* It is no part of what experts have. */
+        /* The router is not part of the experts' group. */
         assert_int_equal(param_find(&t, "model.layers.0.mlp.gate.weight")->flat, FLAT_FROZEN);
         assert_int_equal(param_find(&t, "model.layers.0.mlp.experts.0.up_proj.weight")->flat, FLAT_EXPERTS);
         param_table_free(&t);
     }
 }
 
-/* Keys of layers and windows, and what is refused. */
+/* Keys of layers and windows, and refusals. */
 static void check_refused(const char *file, const char *what) {
     Error err = {0};
     ModelConfig c;
@@ -308,8 +309,8 @@ static ModelConfig read_llama4(const char *more) {
     return c;
 }
 
-/* Chunks are where heads are turned, unless layer_types says otherwise; the older form of a switch, an empty
- * list of published files, and what is refused. */
+/* Layers with RoPE have chunks, unless layer_types says otherwise; the older form of a switch, the empty list
+ * of published files, and refusals. */
 static void keys_of_llama4_are_read(void **state) {
     (void)state;
     ModelConfig c = read_llama4(",\"no_rope_layers\":[],\"attn_temperature_tuning\":4");
@@ -364,7 +365,7 @@ static void what_an_entry_refuses_is_named(void **state) {
     assert_non_null(strstr(err.message, "resid_pdrop is 0.1"));
     assert_int_equal(read_other(&c, "{\"architectures\":[\"LlamaForCausalLM\"]}", &err), ERR_CONFIG);
     assert_non_null(strstr(err.message, "OtherForCausalLM"));
-    assert_int_equal(c.vocab_size, 0); /* nothing was taken */
+    assert_int_equal(c.vocab_size, 0); /* nothing was set */
 }
 
 /* ---- recurrences ---- */
@@ -373,7 +374,7 @@ static void what_an_entry_refuses_is_named(void **state) {
     "{\"model_type\":\"recurrent\",\"vocab_size\":50,\"hidden_size\":16,\"intermediate_size\":24," \
     "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"num_hidden_layers\":"
 
-/* Of one layer between embedding, last norm and head. */
+/* Parameters of a model with one layer, including embedding, last norm and head. */
 static int64_t layer_parameters(const char *mixer, const char *more) {
     Error err = {0};
     ModelConfig c;
@@ -383,8 +384,8 @@ static int64_t layer_parameters(const char *mixer, const char *more) {
     return model_parameter_count(&c) - 2 * 50 * 16 - 16;
 }
 
-/* By the formulas of layers/recurrence.c: matrices, taps, lambda, norms, MLP; and of layers/mamba.c: what
- * heads have, too. */
+/* By the formulas of layers/recurrence.c: matrices, taps, lambda, norms, MLP; and of layers/mamba.c, with
+ * parameters of heads. */
 static void recurrences_have_their_parameters(void **state) {
     (void)state;
     assert_int_equal(layer_parameters("min_gru", ""), 4 * 16 * 32 + 4 * 32 + 16);
@@ -433,8 +434,9 @@ static void mixers_are_a_pattern(void **state) {
                   "mamba_d_state is 257");
 }
 
-/* A module is a block more, two norms and a matrix before it and a norm behind it: as many parameters as that
- * of DeepSeek-V3 has without its copies of embedding and head, by the names of a layer behind the last. */
+/* An MTP module has a block, two norms and a matrix before it, and a norm after it: as many parameters as
+ * that of DeepSeek-V3 without its copies of embedding and head. Names are those of a layer after the last
+ * one. */
 static void an_mtp_module_is_a_layer_behind_the_last(void **state) {
     (void)state;
     Error err = {0};

@@ -1,4 +1,4 @@
-/* config.json: both dialects, defaults, contradictions, what is refused, and writing. */
+/* config.json: both dialects, defaults, contradictions, refusals, and writing. */
 #include "support/files.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ static void accept(ModelConfig *c, const char *text) {
     if (read_text(c, text, &err) != OK) fail_msg("%s: %s", text, err.message);
 }
 
-/* Refused, with a message that names what is wrong. */
+/* Expects a refusal whose message contains `named`. */
 static void refuse(const char *text, const char *named) {
     ModelConfig c;
     Error err = {.message = ""};
@@ -144,8 +144,8 @@ static void bad_values_are_refused(void **state) {
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":4,\"head_dim\":8"
 #define YARN_OF(original) "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0" original "}"
 
-/* What files say of the rotation in other places than its object, as transformers 5 reads them: the root's
- * original context counts, and numbers that are said twice agree. */
+/* RoPE keys in other places than their object, as transformers 5 reads them: the root's original context
+ * counts, and repeated numbers must agree. */
 static void rotation_is_read_as_transformers_reads_it(void **state) {
     (void)state;
     ModelConfig c;
@@ -174,7 +174,7 @@ static void rotation_is_read_as_transformers_reads_it(void **state) {
     assert_true(c.rope_scaling.factor == 2 && c.rope_theta == 50);
 }
 
-/* By kind of layer transformers passes over more than it reads. */
+/* With objects by kind of layer, transformers ignores more keys than it reads. */
 static void rotation_by_kind_of_layer(void **state) {
     (void)state;
     ModelConfig c;
@@ -218,7 +218,7 @@ static void other_keys_that_change_attention(void **state) {
 
 #define OF_GPT2 "{\"model_type\":\"gpt2\",\"vocab_size\":50,\"n_embd\":32,\"n_layer\":2"
 
-/* transformers knows some keys by a second name, whose value it takes. */
+/* transformers accepts second names for some keys, and uses their values. */
 static void second_names_of_keys(void **state) {
     (void)state;
     ModelConfig c;
@@ -235,7 +235,7 @@ static void second_names_of_keys(void **state) {
            "another name of n_routed_experts");
 }
 
-/* null is false to transformers, and no group of experts leaves none. */
+/* transformers treats null as false. Choosing from no group of experts would leave none. */
 static void null_is_no_switch_that_is_on(void **state) {
     (void)state;
     ModelConfig c;
@@ -248,7 +248,7 @@ static void null_is_no_switch_that_is_on(void **state) {
     refuse(OF("deepseek_v3") ",\"n_group\":1,\"topk_group\":0}", "topk_group");
 }
 
-/* Scores of latent attention are multiplied by mscale_all_dim's square whatever the kind of scaling. */
+/* MLA scores are multiplied by the square of mscale_all_dim's factor, whatever the kind of scaling. */
 static void latent_scores_are_scaled_by_any_kind(void **state) {
     (void)state;
     ModelConfig c;
@@ -263,8 +263,8 @@ static void latent_scores_are_scaled_by_any_kind(void **state) {
 
 #define LONGROPE \
     "\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1.0,1.5,2.0,2.5],\"long_factor\":[2,4,8,16]"
-/* Up to the original context pairs turn by the short factors, beyond it all do by the long ones; sines and
- * cosines are as long as the contexts say. */
+/* Up to the original context pairs have the short factors, beyond it all have the long ones; the scale of
+ * sines and cosines follows from the contexts. */
 static void longrope_has_two_tables(void **state) {
     (void)state;
     ModelConfig c;
@@ -285,7 +285,7 @@ static void longrope_has_two_tables(void **state) {
     }
     assert_true(fabs(c.rope_scaling.factor - 4) < 1e-12);
     refuse(OF("phi3") "," LONGROPE ",\"original_max_position_embeddings\":32}}",
-           "is said twice"); /* the root's is 4096 */
+           "is said twice"); /* the root has 4096 */
     refuse(
         OF("phi3") ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1.0],\"long_factor\":[1.0]}}",
         "one for each pair");
@@ -385,7 +385,7 @@ static void parameters_and_flops_are_counted(void **state) {
     Error err;
     ModelConfig c = small();
     assert_int_equal(model_config_complete(&c, "test", &err), OK);
-    /* Two norms, q, o, k, v, and three matrices a block. */
+    /* Two norms, q, o, k, v, and three matrices per block. */
     int64_t block = 2 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 176;
     assert_int_equal(model_parameter_count(&c), 3 * block + 2 * 1000 * 64 + 64);
     assert_int_equal(model_parameter_count_without_embedding(&c), 3 * block + 1000 * 64 + 64);

@@ -1,7 +1,7 @@
-/* Every unit of every family, through all that its layers promise (model/layers/layer.h): a new entry is
- * tested by being one. Gradients against finite differences; dgrad and wgrad separate, part by part, and with
- * anything recomputed, the same bits; what is not promised to stay is overwritten in between, and what lies
- * behind a region stays untouched; FLOPs as they were done. */
+/* Tests every unit of every family for the promises of its layers (model/layers/layer.h); a new entry is
+ * covered automatically. Gradients equal finite differences. dgrad and wgrad run separately, op by op, and
+ * with recomputation give the same bits. Memory that need not stay is overwritten in between, and memory
+ * after a region stays untouched. FLOPs are those that were executed. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +19,7 @@
 
 enum { TOKENS = 21, CHUNK = 8, POSITIONS = 32, FENCE = 256 };
 
-/* A region of tensor memory with a fence behind it. */
+/* A region of tensor memory, followed by a fence. */
 typedef struct Region {
     char *base;
     size_t bytes;
@@ -40,19 +40,20 @@ typedef struct Bench {
     int further;                /* MTP heads */
     Region mtp_losses[MTP_DEPTH_MAX];
     float *mtp_inverse_token_count;
-    int32_t *next_ids; /* of a module */
+    int32_t *next_ids; /* of an MTP module */
 } Bench;
 
 static float uniform(uint64_t stream, uint64_t index) {
     return (float)((double)(rng_u64(stream, index) >> 11) / (double)(UINT64_C(1) << 53) * 2 - 1);
 }
 
-/* Of 5 experts a token goes to 2; or to all, where no step of a difference may change where it goes. */
+/* A token goes to 2 of 5 experts; or to all, for finite differences, whose steps must not change the
+ * routing. */
 static bool all_experts;
 
-/* A family at its smallest, with all that its keys can say: a window shorter than the batch, a cap that is
- * felt, half a head turned. Of what they cannot say, what the family has. Every second case has blocks
- * without the first one's window and rotation, or no convolution. */
+/* The smallest shape of a family that uses all of its keys: a window shorter than the batch, a cap that has
+ * an effect, half a head rotated. What has no key is as in the family. In every second case blocks lack the
+ * first one's window and RoPE, or the convolution. */
 static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases) {
     ModelConfig c = {.vocab_size = 29,
                      .hidden_size = 16,
@@ -67,7 +68,7 @@ static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases
     c.rms_norm_eps = 1e-5, c.rope_theta = 100;
     if (f->arch.local_rotation) c.rope_local_theta = 30;
     c.bos_token_id = c.eos_token_id = -1;
-    bool no_heads = f->arch.learned_positions; /* GPT-2 has neither key, and says nothing of biases */
+    bool no_heads = f->arch.learned_positions; /* GPT-2 has neither key, and none for biases */
     c.head_dim = no_heads ? 4 : 6, c.num_key_value_heads = no_heads ? 4 : 2;
     c.tie_word_embeddings = tied;
     if (!no_heads && !f->arch.qkv_bias && !f->arch.latent && !f->arch.fused_qkv && f != &family_mistral &&
@@ -76,7 +77,7 @@ static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases
     if (f == &family_recurrent) {
         c.mixers = (MixerPattern){1, {(uint8_t)mixer}};
         c.recurrent_size = 10, c.conv_size = tied ? 0 : 3;
-        if (mixer == MIXER_MAMBA2) /* more of everything than adapters' rank */
+        if (mixer == MIXER_MAMBA2) /* all sizes above the rank of adapters */
             c.recurrent_size = 20, c.mamba_d_head = 5, c.mamba_d_state = 5, c.mamba_n_groups = tied ? 1 : 2;
     }
     if (family_has_experts(f)) {
@@ -85,7 +86,7 @@ static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases
         c.norm_topk_prob = c.norm_topk_prob || (f == &family_olmoe && tied);
     }
     if (f->arch.latent) {
-        /* Queries with a latent or without, values as wide as keys or not, shared experts or none. */
+        /* Queries with or without a latent, values as wide as keys or not, shared experts or none. */
         c.num_key_value_heads = 4, c.head_dim = 0, c.moe_intermediate_size = 10;
         c.q_lora_rank = tied ? 0 : 8, c.kv_lora_rank = 12, c.qk_nope_head_dim = 4, c.qk_rope_head_dim = 6;
         c.v_head_dim = biases ? 10 : 7, c.n_shared_experts = tied ? 0 : 2, c.first_k_dense_replace = 0;
@@ -101,7 +102,8 @@ static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases
                                        .mscale_all_dim = 0.7,
                                        .kind = ROPE_YARN};
     }
-    if (f->arch.weighs_input) { /* turned, in chunks, or not, with queries that grow; experts, or an MLP */
+    /* with RoPE in chunks, or without it and scaled queries; experts, or an MLP */
+    if (f->arch.weighs_input) {
         c.moe_intermediate_size = 10, c.attn_scale = 0.5, c.floor_scale = 3, c.use_qk_norm = !biases;
         c.dense_layers = (LayerSet){1, tied && biases};
         if (c.dense_layers.layers == 0) c.dense_layers.period = 0;
@@ -142,7 +144,7 @@ static void *fetch(Bench *b, const Region *r) {
     return host;
 }
 
-/* Bytes of 0xff are NaNs in any float type: who reads them shows it. */
+/* Bytes of 0xff are NaNs in every float type, so a result that reads them shows it. */
 static void spoil(Bench *b, const Region *r) { set_bytes(b, r->base, 0xff, r->bytes); }
 
 static Region take(Bench *b, size_t bytes) {
@@ -153,7 +155,7 @@ static Region take(Bench *b, size_t bytes) {
     return r;
 }
 
-/* NULL while bytes are only counted. */
+/* NULL while only counting bytes. */
 static void *inside(const Region *r, size_t at) { return r->base ? r->base + at : NULL; }
 
 static void check_fence(Bench *b, const Region *r, const char *what) {
@@ -163,7 +165,7 @@ static void check_fence(Bench *b, const Region *r, const char *what) {
         if (fence[i] != 0x5a) fail_msg("%s was written %d bytes behind its end", what, i);
 }
 
-/* Every line of a region holds something: no byte was planned that nobody uses. */
+/* Every cache line of a region was written: no planned byte is unused. */
 static void check_used(Bench *b, const Region *r, const char *what) {
     unsigned char *host = fetch(b, r);
     for (size_t at = 0; at < r->bytes; at += POOL_ALIGN) {
@@ -184,8 +186,8 @@ static void lay_out(Bench *b) {
     b->dx = take(b, boundary_bytes(m));
     b->losses = take(b, ids);
     for (int u = 0; u <= m->table.units; u++) {
-        int like = u < m->table.units ? u : 0; /* the last: the tied head's gradient */
-        /* Experts lie behind the other matrices, and their vectors behind the other vectors. */
+        int like = u < m->table.units ? u : 0; /* the last: the gradient of the tied head */
+        /* Experts follow the other matrices, and their vectors the other vectors. */
         size_t vectors = m->table.flats[like][FLAT_VECTORS], before = m->table.flats[like][FLAT_MATRICES],
                matrices = before + m->table.flats[like][FLAT_EXPERTS],
                more = m->table.flats[like][FLAT_EXPERT_VECTORS], rows = vectors * (size_t)b->gradients.rows;
@@ -238,7 +240,7 @@ static void fill_batch(Bench *b) {
     }
 }
 
-/* `count` numbers of this dtype; a counter keeps tensors apart. */
+/* Fills with `count` numbers of this dtype; each tensor has its own random stream. */
 static void fill(Bench *b, void *to, size_t count, Dtype type, uint64_t stream, float scale, float shift) {
     float *host = mem_alloc_array(count + 1, sizeof *host);
     for (size_t i = 0; i < count; i++) host[i] = shift + scale * uniform(stream, i);
@@ -265,7 +267,7 @@ static void fill_weights(Bench *b) {
 static void clear_gradients(Bench *b) {
     for (int u = 0; u <= b->model.table.units; u++) {
         set_bytes(b, b->vector_gradients[u].base, 0, b->vector_gradients[u].bytes);
-        /* The first microbatch sets matrices; the embedding's are always added to. */
+        /* The first microbatch overwrites matrices; the embedding's are always added to. */
         set_bytes(b, b->matrix_gradients[u].base, u == 0 ? 0 : 0xff, b->matrix_gradients[u].bytes);
     }
 }
@@ -277,10 +279,10 @@ typedef struct Case {
     bool tied, biases;
     Dtype compute;
     Recompute recompute;
-    bool adapted; /* every matrix that can be */
-    int further;  /* heads of another kind */
-    bool module;  /* in place of them */
-    int splits;   /* of the sums that ranks may share; 0: one */
+    bool adapted; /* adapters on every matrix that can have one */
+    int further;  /* MTP depth */
+    bool module;  /* an MTP module instead of MTP heads */
+    int splits;   /* of TP-sharded sums; 0: one */
 } Case;
 
 static void open_bench(Bench *b, Case c) {
@@ -289,7 +291,7 @@ static void open_bench(Bench *b, Case c) {
     config.mtp_depth = c.further, config.mtp_module = c.module;
     int splits = c.splits > 0 ? c.splits : 1;
     config.mtp_joint = c.module && splits > 1;
-    if (splits > 1) /* which divide heads and inner dimensions */
+    if (splits > 1) /* must divide heads and inner dimensions */
         config.num_attention_heads = 2 * splits,
         config.num_key_value_heads = (c.family->arch.latent ? 2 : 1) * splits,
         config.intermediate_size = 8 * splits, config.moe_intermediate_size = 4 * splits;
@@ -360,7 +362,7 @@ static void set_gradient(Bench *b) {
     if (!is_head(b)) fill(b, b->dx.base, state_count(b), b->model.compute, 50, 1, 0);
 }
 
-/* All at once, or each part alone. */
+/* All ops at once, or each alone. */
 static void forward(Bench *b, bool apart) {
     UnitPass u = unit_pass(b);
     OpRange all = unit_ops(&b->model.config, b->unit);
@@ -378,7 +380,7 @@ static void backward(Bench *b, Grads grads, bool apart) {
     for (int i = all.end - 1; apart && i >= all.first; i--) unit_backward(&u, grads, (OpRange){i, i + 1});
 }
 
-/* All that a unit makes, as one run of bytes. */
+/* Everything that a unit computes, as one run of bytes. */
 typedef struct Made {
     Text bytes;
 } Made;
@@ -393,7 +395,7 @@ typedef struct Manner {
     bool split_backward, apart;
 } Manner;
 
-/* One microbatch. Between the passes, what need not stay is spoiled. */
+/* Runs one microbatch. Between the passes, memory that need not stay is overwritten. */
 static Made run(Case c, Manner manner) {
     Bench b;
     Made made = {{0}};
@@ -427,7 +429,7 @@ static Made run(Case c, Manner manner) {
     return made;
 }
 
-/* Embedding and head of the family recurrent are Llama's: of it, blocks with each mixer. */
+/* Embedding and head of the family recurrent are Llama's, so only its blocks are tested, with each mixer. */
 static void for_each_mixer(bool adapted, void (*check)(Case c)) {
     for (int mixer = MIXER_ATTENTION + 1; mixer < MIXERS; mixer++)
         for (int tied = 0; tied < 2; tied++)
@@ -438,19 +440,19 @@ static void for_each_mixer(bool adapted, void (*check)(Case c)) {
                          .adapted = adapted});
 }
 
-/* Blocks alone have adapters. */
+/* Only blocks have adapters. */
 static void for_each_adapted_case(void (*check)(Case c)) {
     for (int f = 0; families[f]; f++)
         for (int biases = 0; biases < 2 && families[f] != &family_recurrent; biases++)
             check((Case){.family = families[f], .unit = 1, .biases = biases, .adapted = true});
     for_each_mixer(true, check);
-    for (int f = 0; families[f]; f++) /* one side of each joint */
+    for (int f = 0; families[f]; f++) /* one side of each is replicated */
         if (families[f] != &family_recurrent &&
             (families[f]->arch.latent || !family_has_experts(families[f])))
             check((Case){.family = families[f], .unit = 1, .adapted = true, .splits = 3});
 }
 
-/* The last unit, where a module is in it. */
+/* The last unit, with an MTP module. */
 static void for_each_mtp_module(void (*check)(Case c)) {
     for (int f = 0; families[f]; f++)
         for (int splits = 1; families[f]->arch.mtp_module && splits <= 3; splits += 2)
@@ -468,11 +470,11 @@ static void for_each_case(void (*check)(Case c)) {
                              .biases = variant & 2,
                              .further = unit == 2 && variant == 2 ? 2 : 0});
     for_each_mixer(false, check);
-    for (int f = 0; families[f]; f++) /* a row's sums are apart from its norm */
+    for (int f = 0; families[f]; f++) /* a row's sums are computed separately from its norm */
         if (families[f]->arch.qk_norm == QK_NORM_FLAT && !family_has_experts(families[f]))
             check((Case){.family = families[f], .unit = 1, .splits = 3});
     check((Case){.family = &family_gemma2, .unit = 2, .further = 2, .splits = 3}); /* capped, too */
-    /* Heads of latents are leaves; shared experts are made with the others. */
+    /* MLA and shared experts with splits. */
     for (int f = 0; families[f]; f++)
         for (int tied = 0; tied < 2 && (families[f]->arch.latent || families[f]->arch.weighs_input); tied++)
             check((Case){.family = families[f], .unit = 1, .tied = tied, .splits = 3});
@@ -510,7 +512,7 @@ static void same_bits_however_it_is_done(void **state) {
 
 /* ---- finite differences ---- */
 
-/* What is differentiated: the head's losses, or the output as the gradient weighs it. */
+/* The differentiated function: the head's losses, or the output weighted by its gradient. */
 static double objective(Bench *b) {
     double sum = 0;
     forward(b, false);
@@ -526,7 +528,8 @@ static double objective(Bench *b) {
     return sum;
 }
 
-/* How far each of n neighbours moves in a step: one by all of it, several to both sides, as far together. */
+/* How far the i-th of n numbers moves in a step: a single one by 1, several in both directions, with norm 1
+ * together. */
 static double move_of(size_t n, size_t i) {
     return n == 1 ? 1 : (rng_u64(8, i) & 1 ? 1 : -1) / sqrt((double)n);
 }
@@ -547,8 +550,8 @@ static double slope_over(Bench *b, float *at, size_t n, double step) {
     return (side[1] - side[0]) / (2 * step);
 }
 
-/* Along n numbers and their gradient. From two steps, so that the error is of their fourth power: norms of
- * short rows curve. */
+/* Compares the slope along n numbers with their gradient. Two step sizes make the error of fourth order,
+ * since norms of short rows curve. */
 static void check_slope(Bench *b, float *at, size_t n, const float *gradient, const char *what) {
     double expected = (4 * slope_over(b, at, n, 4e-3) - slope_over(b, at, n, 8e-3)) / 3, found = 0;
     for (size_t i = 0; i < n; i++) found += (double)gradient[i] * move_of(n, i);
@@ -557,7 +560,7 @@ static void check_slope(Bench *b, float *at, size_t n, const float *gradient, co
                  model_family(&b->model.config)->model_type, b->unit, what, n, found, expected);
 }
 
-/* All of them at once, and some alone. */
+/* Checks all of them at once, and some alone. */
 static void check_slopes(Bench *b, float *at, size_t n, const float *gradient, int alone, const char *what) {
     check_slope(b, at, n, gradient, what);
     for (int k = 0; k < alone; k++) {
@@ -576,11 +579,11 @@ static void check_parameter(Bench *b, const Param *p, const float *gradient) {
                  gradient + rows * before + p->place, 1, p->name);
 }
 
-/* Splits of a vector's gradient, each a row, to where it is without any. */
+/* Adds up the splits of a vector's gradient, one per row, where it would be without splits. */
 static void add_rows(const Bench *b, const Param *p, float *gradient) {
     size_t from = gradient_place(&b->gradients, p), count = (size_t)p->count,
            rows = param_tp_style(p->row) == REPLICATED ? (size_t)b->gradients.rows
-                                                       : 1; /* a cut one is complete */
+                                                       : 1; /* a sharded one is complete */
     for (size_t i = 0; i < count; i++) {
         float sum = 0;
         for (size_t row = 0; row < rows; row++) sum += gradient[from + row * count + i];
@@ -588,7 +591,7 @@ static void add_rows(const Bench *b, const Param *p, float *gradient) {
     }
 }
 
-/* Every parameter that the unit reads: its own, and in a tied head the embedding. */
+/* Checks every parameter that the unit reads: its own, and in a tied head the embedding. */
 static void check_parameters(Bench *b) {
     const ParamTable *t = &b->model.table;
     for (int i = 0; i < t->count; i++) {
@@ -612,7 +615,7 @@ static void check_differences(Case c) {
     set_gradient(&b);
     backward(&b, BOTH_GRADS, false);
     float *dx = fetch(&b, &b.dx);
-    /* MTP heads have losses in training alone; wgrad apart, gradients stay as they are. */
+    /* MTP heads have losses only in training. With a deferred wgrad, gradients stay unchanged. */
     b.pass.training = c.further > 0, b.pass.defer_head = true;
     check_parameters(&b);
     if (b.unit > 0) check_slopes(&b, (float *)(void *)b.slab.base, state_count(&b), dx, 3, "input");
@@ -629,7 +632,7 @@ static void gradients_are_finite_differences(void **state) {
 
 /* ---- adapters ---- */
 
-/* A pair for each matrix, as PEFT has them, whatever the family makes of q, k and v or how it stores them. */
+/* Each matrix has the two parameters that PEFT expects, however the family stores q, k and v. */
 static void check_table(Case c) {
     Bench b;
     open_bench(&b, c);
@@ -640,7 +643,7 @@ static void check_table(Case c) {
         ops += p->row->adapts != NULL;
         if (p->cols == 0 || p->row->adapts) continue;
         if (!param_can_adapt(&b.model.config, 1, p->row)) {
-            assert_true(b.model.config.num_experts > 0); /* experts and their router have none */
+            assert_true(b.model.config.num_experts > 0); /* experts and their router have no adapters */
             continue;
         }
         const Param *a = param_adapter(t, p, ADAPTER_A), *bb = param_adapter(t, p, ADAPTER_B);
@@ -692,7 +695,7 @@ static void check_flops(Case c) {
         Cost costs[3];
         c.recompute = (Recompute)recompute;
         open_bench(&b, c);
-        /* Without context: what is left are products, and Mamba-2's scan. */
+        /* With context 0, only products and Mamba-2's scan remain. */
         model_unit_costs(&b.model.config, c.recompute, 0, costs);
         b.device.profiling = true;
         set_input(&b);
@@ -712,14 +715,14 @@ static void costs_are_what_is_done(void **state) {
     for_each_case(check_flops);
 }
 
-/* ---- each tensor alone ---- */
+/* ---- each tensor in its own region ---- */
 
 typedef struct LayerBench {
     const Layer *layer;
     Region x, dx, tensors[LAYER_TENSORS];
 } LayerBench;
 
-/* Of what only some models have; nothing is shared here. */
+/* Conditions on the model; nothing is sharded here. */
 static bool is_there(const Model *m, Need need) {
     bool splits = m->tp.splits > 1;
     if (need == NEED_ROW_SUMS || need == NEED_SPLITS) return splits;
@@ -756,7 +759,7 @@ static void run_layer(Bench *b, const LayerBench *l) {
     void *tensors[LAYER_TENSORS];
     for (int i = 0; i < l->layer->tensor_count; i++) tensors[i] = l->tensors[i].base;
     static const Shared none;
-    const AdapterRoom room = {.joint = b->scratch.base}; /* of a module's matrix */
+    const AdapterRoom room = {.joint = b->scratch.base}; /* for an MTP module's matrix */
     LayerPass w = {.pass = &b->pass,
                    .unit = b->unit,
                    .tensors = tensors,
@@ -774,7 +777,8 @@ static void run_layer(Bench *b, const LayerBench *l) {
     for (int i = l->layer->op_count - 1; i >= 0; i--) l->layer->ops[i].backward(&w, BOTH_GRADS);
 }
 
-/* A layer with every tensor in a region of its own: each row tells the size that is used. */
+/* Runs a layer with every tensor in a region of its own, which shows that each row has the size that is
+ * used. */
 static void check_layer(Case c, int sublayer) {
     Bench b;
     LayerBench l;
@@ -819,8 +823,8 @@ static void rows_tell_the_sizes_that_are_used(void **state) {
 
 /* ---- generation ---- */
 
-/* Of a recurrence, a sequence in pieces has the bits of the whole: what is carried is all that it needs, is
- * clear where a sequence begins, and does not grow. */
+/* For recurrences, a sequence in segments has the bits of the whole: the carried state is all that they need,
+ * is cleared at the start of a sequence, and does not grow. */
 static void check_pieces(Case c) {
     Bench b;
     Error err = {0};

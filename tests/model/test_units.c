@@ -1,5 +1,5 @@
-/* What runs and checkpoints rely on stays as it was: bytes of activations, the place of each parameter in its
- * unit's flat buffer, and what it starts from. Recorded once; a difference here breaks plans, or files. */
+/* Checks against recorded values what runs and checkpoints rely on: bytes of activations, the offset of each
+ * parameter in its unit's flat buffer, and its initial value. A difference here breaks plans or files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 static const struct Shape {
     ModelConfig config;
     int64_t tokens, loss_rows;
-    uint64_t table; /* hash of names, shapes, places and initialisers */
+    uint64_t table; /* hash of names, shapes, offsets and initialisers */
 } shapes[] = {
     {{.vocab_size = 61,
       .hidden_size = 20,
@@ -61,8 +61,8 @@ static const struct Shape {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-/* Bytes for one microbatch: of a block what stays for the backward pass and what its wgrad reads, of
- * the head what stays, and the memory that all units share. */
+/* Bytes for one microbatch: a block's saved activations and wgrad stash, the head's saved activations, and
+ * the memory that all units share. */
 static const struct Bytes {
     int shape;
     Dtype compute;
@@ -122,7 +122,7 @@ static void sizes_are_those_recorded(void **state) {
     }
 }
 
-/* One line a parameter: name, shape, place, and what each initialiser makes of it. */
+/* One line per parameter: name, shape, offset, and its initial values by each initialiser. */
 static void describe_table(const Model *m, Text *out) {
     for (int i = 0; i < m->table.count; i++) {
         const Param *p = &m->table.params[i];

@@ -1,5 +1,5 @@
-/* Chat templates: what they render, by Jinja's rules, and what is refused, with its line. Against Jinja
- * itself they are held by tests/interop/chat_interop.py. */
+/* Chat templates: rendering by Jinja's rules, and refusals with their line. tests/interop/chat_interop.py
+ * compares with Jinja itself. */
 #include "support/files.h"
 
 #include "base/json.h"
@@ -59,7 +59,7 @@ static void test_expressions(void **state) {
                                                                        "A\\q\n.");
 }
 
-/* As json.loads, and then str or json.dumps, of Python. */
+/* As Python's json.loads, and then str or json.dumps. */
 static void test_numbers(void **state) {
     (void)state;
     expect("{{ numbers }}",
@@ -75,7 +75,7 @@ static void test_numbers(void **state) {
            "123456789012345678901 -20000000000000000000000 7 -2");
 }
 
-/* Characters that Python's repr shows by their numbers; strings that are made safe for HTML. */
+/* Characters that Python's repr escapes; strings that are HTML-escaped. */
 static void test_text_forms(void **state) {
     (void)state;
     expect("{{ [odd] }}", "['a\\xad\\u200b\\x01\\ue000\xc3\xa9\\\\']");
@@ -171,7 +171,7 @@ static void refuse(const char *text, const char *where, const char *wanted) {
     text_free(&out);
 }
 
-/* By name and line, also in a branch that nobody comes to. */
+/* Refused by name and line, also in a branch that is never reached. */
 static void test_refusals(void **state) {
     (void)state;
     refuse("\n\n{% if false %}\n{{ x|wordwrap(3) }}{% endif %}", "chat.jinja:4:", "filter wordwrap");
@@ -199,7 +199,7 @@ static void test_refusals(void **state) {
            ":1:", "generation");
 }
 
-/* Work and memory are bounded, whatever the template says. */
+/* Work and memory are bounded, whatever the template. */
 static void test_bounds(void **state) {
     (void)state;
     refuse("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
@@ -223,7 +223,7 @@ static void test_bounds(void **state) {
     text_free(&deep);
 }
 
-/* ---- conversations that grow ---- */
+/* ---- growing conversations ---- */
 
 enum { TALK = 6 };
 static const char talk[] =
@@ -233,7 +233,7 @@ static const char talk[] =
     "\"r\"}, "
     "{\"role\": \"tool\", \"content\": \"t\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}";
 
-/* A rendering of its own, of the first `count` messages. */
+/* A separate rendering of the first `count` messages. */
 static ErrorCode render_some(const Template *t, const cJSON *all, int count, bool prompt, Text *out,
                              Error *err) {
     cJSON *some = cJSON_Duplicate(all, true), *messages = cJSON_GetObjectItem(some, "messages");
@@ -244,8 +244,8 @@ static ErrorCode render_some(const Template *t, const cJSON *all, int count, boo
     return code;
 }
 
-/* Each rendering is that of a conversation by itself, errors too. Returns how many bytes are known to
- * stay. */
+/* Each incremental rendering equals a separate one, including errors. Returns the number of bytes that are
+ * known to stay. */
 static size_t check_growth(const char *text) {
     Template *t = NULL;
     cJSON *all;
@@ -273,7 +273,7 @@ static size_t check_growth(const char *text) {
 
 static void test_growth(void **state) {
     (void)state;
-    /* These go on: what they look at stays as it is. */
+    /* These resume: what they look at does not change. */
     static const char *const goes_on[] = {
         "{% for m in messages %}<{{ m.content }}>{% endfor %}{% if add_generation_prompt %}:{% endif %}",
         "{% if messages and messages[0].role == 'system' %}{{ messages[0].content }}{% set rest = "
@@ -298,7 +298,7 @@ static void test_growth(void **state) {
         "endfor %}",
         ("{% for m in messages %}{% if m.role == 'tool' %}{% break %}{% endif %}{{ m.role }}{% endfor %}{{ "
          "messages|length }}{% for m in messages %}{{ m.content }}{% endfor %}")};
-    /* And these begin anew, as they look at the end before they come to it. */
+    /* These start over, since they look at the end before they reach it. */
     static const char *const anew[] = {
         "{{ messages|length }}{% for m in messages %}{{ m.role }}{% endfor %}",
         "{{ messages[-1].role }}{% for m in messages %}{{ m.role }}{% endfor %}",

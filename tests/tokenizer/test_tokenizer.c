@@ -13,11 +13,11 @@
 
 /* --- documents --- */
 
-/* A tokenizer.json by its parts; NULL takes the ordinary part. */
+/* Parts of a tokenizer.json; NULL: the default part. */
 typedef struct Document {
     const char *added, *normalizer, *pre_tokenizer, *decoder, *settings, *vocab, *merges;
-    int missing_byte; /* byte 1 to 255, in the order of characters, is left out of the vocabulary */
-    bool fallback;    /* bytes are "<0x00>" and so on */
+    int missing_byte; /* byte 1 to 255, in the order of characters, that the vocabulary lacks */
+    bool fallback;    /* bytes are "<0x00>" etc. */
 } Document;
 
 static void write_bytes(const Document *d, Text *out) {
@@ -128,7 +128,7 @@ static const Stored stored[] = {
     {"qwen2", qwen2_merges, COUNT(qwen2_merges) / 2, qwen2_ids, COUNT(qwen2_ids)},
 };
 
-/* Bytes of each token: the byte alphabet, then the merges. */
+/* The bytes of each token: the byte alphabet, then the merges. */
 static Text *stored_tokens(const Stored *s, size_t *count) {
     *count = 256 + s->merge_count;
     Text *tokens = mem_alloc_array(*count, sizeof *tokens);
@@ -155,7 +155,7 @@ static void spell(Text *out, const Text *token) {
     text_free(&name);
 }
 
-/* Vocabulary beyond the bytes, and merges: form 0 is "a b", form 1 is ["a", "b"]. */
+/* Vocabulary after the bytes, and merges: form 0 is "a b", form 1 is ["a", "b"]. */
 static Tokenizer *open_stored(const Stored *s, int form) {
     size_t count;
     Text *tokens = stored_tokens(s, &count), vocab = {0}, merges = {0}, pre = {0};
@@ -225,7 +225,7 @@ static void test_expectations(void **state) {
         for (int form = 0; form < 2; form++) {
             Tokenizer *t = open_stored(&stored[i], form);
             assert_expected(t, &stored[i]);
-            assert_expected(t, &stored[i]); /* again, with pieces remembered */
+            assert_expected(t, &stored[i]); /* again, with cached pre-tokens */
             tokenizer_free(t);
         }
     }
@@ -286,7 +286,7 @@ static void test_invalid_utf8(void **state) {
 
 static uint32_t next_random(uint32_t *state) { return (*state = *state * 1664525U + 1013904223U) >> 8; }
 
-/* Mostly characters that patterns care about, some arbitrary bytes. */
+/* Mostly characters that matter to patterns, and some arbitrary bytes. */
 static size_t random_text(uint32_t *state, char *out, size_t room) {
     static const char *const bits[] = {" ",
                                        "  ",
@@ -383,8 +383,8 @@ static void test_long_runs(void **state) {
     "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, " \
     "\"normalized\": " #normalized ", \"special\": " #special "}"
 
-/* Characters of the byte alphabet: '!' is 0, so printable ASCII c is c - 33; space is 220 (0x20 is the 33rd
- * moved byte). */
+/* In the byte alphabet '!' is 0, so printable ASCII c is c - 33; space is 220 (0x20 is the 33rd moved
+ * byte). */
 static int32_t ascii(char c) { return c == ' ' ? 220 : c - 33; }
 
 static void test_special_tokens(void **state) {
@@ -409,8 +409,7 @@ static void test_special_tokens(void **state) {
     assert_non_null(strstr(err.message, "261"));
     text_free(&out);
     tokenizer_free(t);
-    /* A special token that is in the vocabulary as well, as GPT-2 has it, is not reached by merges' fast path
-     * either. */
+    /* A special token that is also in the vocabulary, as in GPT-2, is not reached by ignore_merges either. */
     t = must_open(&(Document){.added = ADDED(257, "abc", false, true),
                               .settings = "\"ignore_merges\": true,",
                               .merges = "\"a b\""});
@@ -427,9 +426,9 @@ static void test_added_tokens(void **state) {
     ASSERT_IDS(t, "ab<t>abab", 256, 259, 256);
     ASSERT_IDS(t, "<t><t>a", 258, 258, ascii('a'));
     ASSERT_IDS(t, "a   b", ascii('a'), 260, ascii(' '), ascii('b'));
-    ASSERT_IDS(t, "ab<t>", 256, 258); /* raw tokens come first */
+    ASSERT_IDS(t, "ab<t>", 256, 258); /* tokens of raw text come first */
     ASSERT_IDS(t, "b<b<", 261, 261);
-    assert_int_equal(tokenizer_cut(t, "aaa b", 5), 0); /* "  " could lie across */
+    assert_int_equal(tokenizer_cut(t, "aaa b", 5), 0); /* "  " could cross the cut */
     assert_round_trip(t, "x<t>ab  <b<  y", 14);
     tokenizer_free(t);
 }
@@ -438,8 +437,8 @@ static void test_added_tokens(void **state) {
     "{\"id\": " #id ", \"content\": \"" content "\", \"normalized\": " \
     "false, \"lstrip\": " #left ", \"rstrip\": " #right "}"
 
-/* White space that one token has taken along is searched for others. Nothing is left there of those that
- * begin behind it, and what nothing is left of is no token. */
+/* White space that one token has taken is still searched for others. A token that starts after it there has
+ * nothing left, and an empty match is dropped. */
 static void test_white_space_taken_twice(void **state) {
     (void)state;
     Tokenizer *t =
@@ -521,7 +520,7 @@ static void test_fingerprint(void **state) {
         for (size_t k = 0; k < i; k++) assert_string_not_equal(prints[k], prints[i]);
         tokenizer_free(t);
     }
-    /* The form in which merges are written decides nothing. */
+    /* The form of the merges does not matter. */
     Tokenizer *t = must_open(&(Document){.merges = "[\"a\", \"b\"], \"ab c\""});
     char print[65];
     tokenizer_fingerprint(t, print);
@@ -581,7 +580,7 @@ static void test_tiktoken(void **state) {
     const char *path = files_text("tokenizer.model", file.data);
     Tokenizer *t, *again;
     TokenizerKeys keys = {.pattern = (char[]){"llama3"}};
-    /* What it is like is not in the file, and it is no published one. */
+    /* The file does not contain its kind, and it is not a published one. */
     assert_int_equal(tokenizer_open(&t, path, &err), ERR_DATA);
     assert_non_null(strstr(err.message, "tokenizer.pattern"));
     if (tokenizer_open_as(&t, path, &keys, &err) != OK) fail_msg("%s", err.message);
@@ -604,7 +603,7 @@ static void test_tiktoken(void **state) {
     text_free(&file);
 }
 
-/* Pattern, special tokens and their ids, behind the 256 bytes, of each kind that a key can name. */
+/* Pattern, special tokens and their ids, after the 256 bytes, for each kind that a key can name. */
 static void test_kinds_of_rank_files(void **state) {
     (void)state;
     static struct {
@@ -635,11 +634,11 @@ static void test_kinds_of_rank_files(void **state) {
         if (cases[i].special) assert_int_equal(tokenizer_special(t, cases[i].special), 256 + cases[i].at);
         tokenizer_free(t);
     }
-    /* One with a hole where its special token is, which this file has not. */
+    /* A kind with a hole where its special token is, which this file lacks. */
     Tokenizer *t;
     TokenizerKeys keys = {.pattern = (char[]){"p50k"}};
     assert_int_equal(tokenizer_parse_as(&t, "ranks", file.data, file.length, &keys, &err), ERR_DATA);
-    /* Special tokens of the user's own. */
+    /* Special tokens named by the user. */
     char *names[] = {(char[]){"<a>"}, (char[]){"<b>"}};
     keys = (TokenizerKeys){
         .pattern = (char[]){"gpt2"}, .special = {.count = 2, .items = names}, .eos = {1, &names[1]}};
@@ -686,7 +685,7 @@ static void test_bad_tiktoken(void **state) {
     text_free(&bytes);
 }
 
-/* --- which tokens begin and end a text --- */
+/* --- BOS and EOS --- */
 
 static void write_tokenizer(const char *dir, const char *config) {
     Text json = {0}, path = {0};
@@ -765,7 +764,7 @@ static void test_bad_vocabulary(void **state) {
     must_refuse(&(Document){.vocab = "\"ab\": 256, \"abc\": \"257\""}, "whole number");
     must_refuse(&(Document){.vocab = "\"ab\": 256, \"abc\": 257, \"\": 258"}, "empty");
     must_refuse(&(Document){.missing_byte = 255, .vocab = "\"ab\": 255, \"abc\": 256"}, "0xAD");
-    /* An id in the room of an added token that is in the vocabulary already. */
+    /* The id of an added token that is already in the vocabulary. */
     must_refuse(&(Document){.vocab = "\"ab\": 256, \"abc\": 258", .added = ADDED(256, "ab", false, true)},
                 "no token has the id 257");
 }
@@ -853,7 +852,7 @@ static void test_bad_pre_tokenizers(void **state) {
     must_refuse(
         &(Document){.pre_tokenizer = PRE(SPLIT("\"Regex\": \"\\\\p{N}\"", "\"Contiguous\"") "," BYTE_LEVEL)},
         "Contiguous");
-    /* What lies between its matches would be lost. */
+    /* Text between its matches would be lost. */
     must_refuse(&(Document){.pre_tokenizer = PRE(SPLIT("\"Regex\": \"\\\\p{N}\"",
                                                        "\"Removed\", \"invert\": true") "," BYTE_LEVEL)},
                 "Removed");
@@ -893,7 +892,7 @@ static Document llama_like(void) {
         .added = ADDED(260, "<s>", false, true)};
 }
 
-/* Where the normalizer writes U+2581 for spaces, they are no white space to tokens that are looked for behind
+/* Where the normalizer writes U+2581 for spaces, they are not white space for tokens that are matched after
  * it. */
 static void test_white_space_is_marked(void **state) {
     (void)state;
@@ -927,7 +926,7 @@ static void test_byte_fallback(void **state) {
                256, 259, 258);
     ASSERT_IDS(t, "\xc3\xa9\n\xff", 256, 0xC3, 0xA9, 265, 0xFF);
     ASSERT_IDS(t, "<0x41>", 256, 261, '0', 'x', '4', '1', 264);
-    /* A special token does not come of merges either: that merge is left out. */
+    /* Merges do not lead to a special token either: that merge is dropped. */
     ASSERT_IDS(t, "<s>", 256, 261, 262);
     assert_int_equal(tokenizer_bos(t), 260);
     assert_int_equal(tokenizer_cut(t, "aa aa", 5), 0); /* the second half would get a space of its own */
@@ -1005,7 +1004,7 @@ static void test_bad_documents(void **state) {
         assert_int_equal(tokenizer_parse(&t, "test.json", json.data, length, &err), ERR_DATA);
         assert_null(t);
     }
-    /* Whatever one byte is changed to: an error or a tokenizer, no crash. */
+    /* Any change of one byte gives an error or a tokenizer, never a crash. */
     uint32_t seed = 5;
     for (int i = 0; i < 3000; i++) {
         size_t at = next_random(&seed) % json.length;

@@ -1,6 +1,6 @@
-/* The forms of tokenizer.json that model families publish, against ids and text that the `tokenizers` package
- * gave (tokenizer_families.json, made by tests/golden/make/make_tokenizer_expectations.py). Those that need
- * libutf8proc are left out where the build lacks it. */
+/* The forms of tokenizer.json that model families publish, compared with ids and text from the `tokenizers`
+ * package (tokenizer_families.json, made by tests/golden/make/make_tokenizer_expectations.py). Those that
+ * need libutf8proc are skipped where the build lacks it. */
 #include "support/files.h"
 
 #include "tokenizer/tokenizer.h"
@@ -10,7 +10,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* Encoding may change the text of some; the others give back every byte. */
+/* Some change the text when encoding; the others return every byte. */
 static bool gives_back(const cJSON *family) {
     const cJSON *document = cJSON_GetObjectItem(family, "document");
     const cJSON *normalizer = cJSON_GetObjectItem(document, "normalizer");
@@ -98,7 +98,7 @@ static void test_ids(void **state) {
     }
 }
 
-/* Each pair of texts with a space between, so that there is a place to cut at. */
+/* Each pair of texts with a space in between, so that there is a possible cut. */
 static void test_cuts(void **state) {
     (void)state;
     int families_cut = 0;
@@ -120,12 +120,12 @@ static void test_cuts(void **state) {
     assert_true(families_cut >= 10);
 }
 
-/* Bytes that are no characters are tokens of their own, and what follows them is no new text: where a prefix
- * is put before a text, it is put once. */
+/* Bytes that are not characters are tokens of their own, and the text after them does not begin a new text: a
+ * prefix before the text is added only once. */
 static void test_invalid_utf8(void **state) {
     (void)state;
     static const char *const texts[] = {("a\xff"
-                                         "b"), /* one string: \xffb would be another character */
+                                         "b"), /* two literals: \xffb would be another character */
                                         "\xe2\x82", "\xff it's", "x \xc0\xaf y", "\xf0\x9f\x98\x80\xf0\x9f"};
     EACH_FAMILY(family) {
         Tokenizer *t = family_open(family);
@@ -165,7 +165,7 @@ static void test_random_bytes(void **state) {
     }
 }
 
-/* Parts of a document, cut where corpora cut them, have the ids of the whole; only forms that say so need
+/* Chunks of a document, cut where corpora cut them, have the ids of the whole; only forms that report it need
  * whole documents. */
 static void test_parts(void **state) {
     (void)state;

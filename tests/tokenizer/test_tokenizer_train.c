@@ -56,7 +56,7 @@ static void assert_same(const Text *a, const Text *b) {
     assert_memory_equal(a->data, b->data, a->length);
 }
 
-/* --- a naive trainer: everything is counted anew before each merge --- */
+/* --- a naive trainer: counts everything again before each merge --- */
 
 typedef struct Piece {
     int32_t *ids;
@@ -94,7 +94,7 @@ static void naive_add_text(Naive *n, Splitter *splitter, SplitState *split, cons
     }
 }
 
-/* The most frequent pair, the smallest one of those; false when there is none. */
+/* The most frequent pair, and the smallest of equals; false if there is none. */
 static bool naive_best(const Naive *n, int32_t best[2]) {
     static int64_t counts[1024][1024];
     memset(counts, 0, sizeof counts);
@@ -345,7 +345,7 @@ static void test_bad_requests(void **state) {
               "\"the\"");
     must_fail((TokenizerTrainOptions){.vocab_size = 300, .threads = 2},
               (Documents){.texts = texts, .count = 3, .fail_at = 2}, ERR_IO, "document 2 fell off");
-    /* " the" is a token of its own kind: spelled differently in the vocabulary, so both can be. */
+    /* " the" is spelled differently in the vocabulary, so both can exist. */
     tokenizer_free(
         train(&(TokenizerTrainOptions){.vocab_size = 300, .specials = taken, .special_count = 1}, d));
     free_texts(texts, 3);
