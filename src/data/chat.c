@@ -536,7 +536,7 @@ static const char *roles_found(const Conversation *v, char *out, size_t size) {
     return out;
 }
 
-/* Requires a known answer role, since answers with a misspelt role would silently become context. */
+/* Refuses misspellings of "assistant", since such answers would silently become context. */
 static ErrorCode check_roles(const Conversation *v, Error *err) {
     int i = 1;
     for (const cJSON *m = v->messages->child; m; m = m->next, i++) {

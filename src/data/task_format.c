@@ -1,6 +1,6 @@
 /* Converts documents to questions.
  *
- *     document --templates, members--> contexts, continuations     " " + choice behind the context
+ *     document --templates, members--> contexts, continuations     " " + choice after the context
  *
  * Prompts follow lm-evaluation-harness to the letter, oddities included: HellaSwag's contexts consist of two
  * parts of which the second is capitalised, which lowers the case of its rest; double spaces are replaced in

@@ -121,7 +121,7 @@ typedef struct ModelConfig {
     bool mtp_module; /* train.mtp_kind: an MTP module (layers/mtp.c) in place of MTP heads */
     bool mtp_joint;  /* TP may shard matrices: the MTP module's own is replicated. Not in config.json */
     /* With an MTP module and a TP-sharded vocabulary: rows that each rank reserves, of which it may use
-     * fewer; 0: as many as it has. In no config.json. */
+     * fewer; 0: as many as it has. Not in config.json. */
     int64_t vocab_room;
     /* Experts are chosen by score plus a bias, which the family's config.json cannot express. */
     bool balance_bias;
@@ -132,14 +132,14 @@ typedef struct ModelConfig {
     TokenIds more_eos;                  /* more tokens that end a text, after eos_token_id */
     bool has_pad;                       /* config.json has pad_token_id: only passed through */
     int64_t pad_token_id;
-    /* Adapters (model/adapters.h), in no config.json. adapter_rank 0: none. */
+    /* Adapters (model/adapters.h), not in config.json. adapter_rank 0: none. */
     int64_t adapter_rank;
     double adapter_scale;
     bool adapter_joint; /* TP may shard the matrices: one side of each adapter is replicated */
     /* Expert parallelism: size of the EP group, and this rank's index in it, which selects its experts. Not
      * in config.json. 0 ranks: all experts are local. */
     int64_t expert_ranks, expert_place;
-    int64_t mtp_depth; /* train.mtp_depth: in no config.json; at most MTP_DEPTH_MAX */
+    int64_t mtp_depth; /* train.mtp_depth: not in config.json; at most MTP_DEPTH_MAX */
 } ModelConfig;
 enum { MTP_DEPTH_MAX = 4 };
 /* Tokens that end a text, eos_token_id first; returns their number. */

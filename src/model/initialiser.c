@@ -9,17 +9,17 @@
 #include "model/families/family.h"
 
 typedef enum Scale {
-    SCALE_GIVEN,
-    SCALE_FIXED,
-    SCALE_HIDDEN,
-    SCALE_INPUTS
-} Scale; /* std, a number, h^-0.5, (inputs of the matrix)^-0.5 */
+    SCALE_GIVEN,  /* std */
+    SCALE_FIXED,  /* Start.fixed */
+    SCALE_HIDDEN, /* h^-0.5 */
+    SCALE_INPUTS  /* (inputs of the matrix)^-0.5 */
+} Scale;
 typedef enum Depth {
     DEPTH_NONE,
-    DEPTH_LAYER,
-    DEPTH_MODEL,
-    DEPTH_SUBLAYERS
-} Depth; /* divided by sqrt(2 (layer + 1)), sqrt(2 (L + 1)), sqrt(2 L) */
+    DEPTH_LAYER,    /* divided by sqrt(2 (layer + 1)) */
+    DEPTH_MODEL,    /* divided by sqrt(2 (L + 1)) */
+    DEPTH_SUBLAYERS /* divided by sqrt(2 L) */
+} Depth;
 typedef enum Limit { LIMIT_NONE, LIMIT_STD, LIMIT_ABSOLUTE } Limit;
 
 typedef struct Start {

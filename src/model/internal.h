@@ -31,7 +31,7 @@ typedef struct SublayerTensors {
     void *n;     /* [T, h] what the layer is applied to: normed, or the stream itself */
     /* [T, h] gradient of the layer's result, where that is not dx: after a norm, and for a separate wgrad */
     void *dy;
-    void *result;    /* [T, h] the layer's, where a norm follows it, or where it begins a stream; else NULL */
+    void *result;    /* [T, h] the layer's result, if a norm follows or if it begins a stream; else NULL */
     float *out_rstd; /* [T] of that norm */
     void *inner;     /* [T, r] x A^T of the adapter whose B is replicated (product.c) */
     void *layer[LAYER_TENSORS];

@@ -93,7 +93,7 @@ bool value_truth(const Value *v);
 bool value_equal(const Value *a, const Value *b);
 bool value_is_number(const Value *v); /* bools are numbers, as in Python */
 double value_number(const Value *v);
-/* -1, 0, 1 as a is less than, equal to, greater than b, both numbers, exactly; 2: one is no number. */
+/* -1, 0, 1 as a is less than, equal to, greater than b, both numbers, exactly; 2: one is NaN. */
 int value_order(const Value *a, const Value *b);
 /* The value of a key of a dict or namespace; NULL when it has none. */
 const Value *value_member(const Value *v, const char *key, size_t length);

@@ -16,7 +16,7 @@
     {"num_key_value_heads", KEY_SIZE, AT(num_key_value_heads), false},      \
     {"head_dim", KEY_SIZE, AT(head_dim), false}
 
-/* The rotation may want to know the longest context: it comes behind that. */
+/* RoPE keys may depend on the longest context, so they come after it. */
 #define KEYS_STREAM                                                         \
     {"max_position_embeddings", KEY_SIZE, AT(max_position_embeddings), false}, \
     {"rms_norm_eps", KEY_NUMBER, AT(rms_norm_eps), false},                  \

@@ -15,7 +15,7 @@
 #include "base/text.h"
 #include "model/families/family.h"
 
-enum { BEHIND = 28, NO_ROPE_EVERY = 4 }; /* max_window_layers and no_rope_layer_interval when absent */
+enum { BEHIND = 28, NO_ROPE_EVERY = 4 }; /* defaults of max_window_layers and no_rope_layer_interval */
 
 /* A longer pattern does not fit: the mask must be exact as a double, since it goes through JSON. */
 static ErrorCode refuse_pattern(const char *where, const char *key, Error *err) {

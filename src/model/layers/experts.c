@@ -145,8 +145,8 @@ enum {
     SHARED_TENSORS
 };
 static const TensorRow tensors[SHARED_TENSORS] = {
-    /* Routes (device.h). Rows, and tokens of rows, count within their exact chunk. wgrad reads weights and
-     * rows too where weights multiply the input, but the slab keeps them anyway. */
+    /* Routes (device.h). Rows, and tokens of rows, count within their exact chunk. wgrad reads them too
+     * (weights and rows only where weights multiply the input); the slab keeps them anyway. */
     [SCORES] = {.width = DIM_EXPERTS, .element = ELEMENT_FP32, .life = LIFE_INPUT},
     [CHOSEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
     [WEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_INPUT, .operand = true},

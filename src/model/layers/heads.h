@@ -25,7 +25,7 @@
  * KV_PARTIALS is of one split. The results are collected split by split in APART, and added up in
  * KV_PARTIALS. Ranks with replicas of a KV head then all-reduce their sums:
  *
- *     backward   QKV -> SPREAD  attention  KV_PARTIALS -> APART -> KV_PARTIALS  =sum over copies=>  -> KEYS
+ *     backward   QKV -> SPREAD  attention  KV_PARTIALS -> APART -> KV_PARTIALS  =all-reduce=>  -> KEYS
  *                -> DQKV
  *
  * With one local split, KV_PARTIALS is all-reduced as it is. Splits are added after the runs of queries. */

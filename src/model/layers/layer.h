@@ -166,16 +166,15 @@ enum {
     UNIT_TENSORS
 };
 
-/* A collective in the passes of a layer. It runs before the first of `ops`, in the order of the pass, which
- * read `to`; or after the last of `ops`, which make `from`. It is skipped where the degree over its axes
- * is 1. In a backward pass ops run in descending order. */
+/* A collective in the passes of a layer. It runs before the first of `ops`, which read `to`, or after the last
+ * of `ops`, which make `from`; first and last are in the order of the pass, which is descending in a backward
+ * pass. It is skipped where the degree over its axes is 1. */
 struct LayerPass;
 typedef struct Collective Collective;
 struct Collective {
-    uint8_t
-        passes;  /* IN_FORWARD | ...; IN_RECOMPUTE: where its ops run; with it, IN_DGRAD: where they do not */
-    bool behind; /* runs after its ops, which make `from`; else before them, which read `to` */
-    uint32_t ops; /* mask of ops of the layer: OPS(i) */
+    uint8_t passes; /* IN_FORWARD | ... IN_RECOMPUTE: if its ops are recomputed; then not also IN_DGRAD */
+    bool behind;    /* runs after its ops, which make `from`; else before them, which read `to` */
+    uint32_t ops;   /* mask of ops of the layer: OPS(i) */
     CollKind kind;
     AxisSet over;
     int from, to; /* tensors of the layer, or of the unit */
@@ -249,8 +248,8 @@ typedef struct LayerPass {
     const void *dy;     /* [T, h] c: backward: gradient with respect to y */
     const void *own_dy; /* [own, h] c: the same */
     void *dx;           /* [T, h] c: backward: out, gradient with respect to x; fp32 partial sums as for y */
-    /* For layers that stand alone, whose dx is the gradient of the unit's input: the unit's input,
-     * [own, h] c; and where x is the end of a stream that began in the unit, where its gradient goes. */
+    /* For layers that stand alone: the unit's input [own, h] c, of which dx is the gradient; and, if x is the
+     * end of a stream that began in the unit, where the gradient of x goes. */
     const void *input;
     void *dstream;
 } LayerPass;
