@@ -166,9 +166,9 @@ enum {
     UNIT_TENSORS
 };
 
-/* A collective in the passes of a layer. It runs before the first of `ops`, which read `to`, or after the last
- * of `ops`, which make `from`; first and last are in the order of the pass, which is descending in a backward
- * pass. It is skipped where the degree over its axes is 1. */
+/* A collective in the passes of a layer. It runs before the first of `ops`, which read `to`, or after the
+ * last of `ops`, which make `from`; first and last are in the order of the pass, which is descending in a
+ * backward pass. It is skipped where the degree over its axes is 1. */
 struct LayerPass;
 typedef struct Collective Collective;
 struct Collective {
