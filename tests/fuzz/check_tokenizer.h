@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Parses the file and requires of it what is said in the targets. Returns 0. */
+/* Parses the file and requires what the targets describe. Returns 0. */
 int check_tokenizer(const uint8_t *data, size_t size, bool json);
 
 #endif
