@@ -1,10 +1,9 @@
-/* Writing the audit log: what a rank used, line by line, each with a checksum of its own, so that a line
- * that a kill has torn is known for one. The proof is in audit_check.c.
+/* Writes the audit log: the samples that a rank used, line by line. Each line has its own checksum, so that a
+ * line torn by a kill is recognised. audit_check.c proves the log.
  *
- * The log is read by the same file that writes it, from a memory map: records point into the files, which
- * must stay mapped as long as they are used (AuditRun owns both). What a line says is parsed by hand,
- * since there are a step's samples on it, of every step, and each is looked at twice: once when the line
- * is checked, once when its samples are wanted. */
+ * The same file reads the log, from a memory map: records point into the files, which must stay mapped as
+ * long as the records are used (AuditRun owns both). Lines are parsed by hand, since they hold all samples of
+ * every step. Each line is parsed twice: when it is checked, and when its samples are needed. */
 #include "observe/audit.h"
 
 #include <ctype.h>
@@ -23,8 +22,8 @@ enum { SUM_LENGTH = 10 }; /* " *0123abcd" */
 
 /* ---- writing ---- */
 
-/* From the batch itself, not from the cache that it was read from: what is proved is what was trained on.
- * Inputs and targets are hashed apart, since they differ by one token at either end only. */
+/* Hashed from the batch itself, not from the cache: the proof is about what was trained on. Inputs and
+ * targets are hashed separately, since they differ only by one token at either end. */
 AuditSample audit_sample(const Dataset *d, uint64_t k, const int32_t *inputs, const int32_t *targets) {
     Sample at = dataset_locate(d, k);
     size_t bytes = (size_t)dataset_context(d) * sizeof *inputs;
@@ -33,8 +32,7 @@ AuditSample audit_sample(const Dataset *d, uint64_t k, const int32_t *inputs, co
                          (uint32_t)hash64(hashes, sizeof hashes)};
 }
 
-/* Paths of all logs; none is no error. Free with globfree. The directory's own name may hold wildcards,
- * which must not be any here. */
+/* Paths of all logs, possibly none. Free with globfree. Wildcards in the directory's own name are escaped. */
 static void find_logs(const char *run_dir, glob_t *found) {
     Text pattern = {0};
     for (const char *c = run_dir; *c; c++) text_printf(&pattern, strchr("*?[\\", *c) ? "\\%c" : "%c", *c);
@@ -44,20 +42,20 @@ static void find_logs(const char *run_dir, glob_t *found) {
     text_free(&pattern);
 }
 
-/* Of a run that begins anew in this directory: its records would be mixed with the old ones. */
+/* For a run that starts over in this directory: its records must not be mixed with the old ones. */
 ErrorCode audit_discard(const char *run_dir, Error *err) {
     return file_remove_matching(run_dir, PATTERN, err);
 }
 
-/* Puts the checksum behind the line and writes it. 32 bits are enough to know a torn line; the file is no
- * defence against a forger, who could hash as well. */
+/* Appends the checksum to the line and writes it. 32 bits are enough to detect a torn line; they are no
+ * protection against forgery. */
 static ErrorCode add_line(AuditLog *log, Error *err) {
     Text *line = &log->line;
     text_printf(line, " *%08" PRIx32 "\n", (uint32_t)hash64(line->data, line->length));
     return file_add_line(log->fd, log->path, line->data, line->length, err);
 }
 
-/* The words come in one order, and readers insist on it: a line has one spelling, so that lines of several
+/* The words have a fixed order, on which readers insist: a line has one spelling, so that lines of several
  * ranks can be compared as bytes. */
 static void start_line(AuditLog *log, const char *kind, const char *key, int64_t step) {
     const AuditWriter *w = &log->who;
@@ -66,7 +64,7 @@ static void start_line(AuditLog *log, const char *kind, const char *key, int64_t
                 w->attempt, key, step, w->rank, w->dp_rank, w->dp_ranks, w->writers);
 }
 
-/* On the disk before the first step of the attempt (A3 rests on where attempts began). */
+/* On disk before the first step of the attempt: invariant A3 relies on where attempts began. */
 static ErrorCode add_begin(AuditLog *log, int64_t after, const Dataset *d, const AuditDraw *draw,
                            Error *err) {
     start_line(log, "begin", "after", after);
@@ -78,8 +76,8 @@ static ErrorCode add_begin(AuditLog *log, int64_t after, const Dataset *d, const
     return audit_sync(log, err);
 }
 
-/* Five digits of rank, so that names sort as ranks do. The file is opened by lines: a torn last one is
- * ended first, and stays torn. */
+/* Five digits of rank, so that names sort by rank. Opening the file ends a torn last line, which stays
+ * torn. */
 ErrorCode audit_open(AuditLog *log, const char *run_dir, const AuditWriter *who, int64_t after,
                      const Dataset *d, const AuditDraw *draw, Error *err) {
     char name[32];
@@ -91,7 +89,7 @@ ErrorCode audit_open(AuditLog *log, const char *run_dir, const AuditWriter *who,
     return code;
 }
 
-/* Not synced: audit_sync comes before a checkpoint, and steps behind it are made again anyway. */
+/* Not synced: audit_sync comes before a checkpoint, and later steps would be redone anyway. */
 ErrorCode audit_step(AuditLog *log, int64_t step, const AuditSample *samples, int64_t microbatches,
                      int64_t sequences, Error *err) {
     start_line(log, "step", "step", step);
@@ -115,13 +113,13 @@ void audit_close(AuditLog *log) {
 
 /* ---- one line ---- */
 
-/* What is left of a line. Nothing here reads at or beyond `end`: the map has no NUL behind it. */
+/* The rest of a line. Nothing here reads at or beyond `end`: no NUL follows the map. */
 typedef struct Scan {
     const char *at, *end;
 } Scan;
 
-/* All of these move on only when they succeed, but for take_number and take_hex, after whose failure the
- * line is given up. */
+/* Each of these advances only on success, except take_number and take_hex, after whose failure the line is
+ * rejected. */
 static bool take(Scan *s, const char *literal) {
     size_t length = strlen(literal);
     if ((size_t)(s->end - s->at) < length || memcmp(s->at, literal, length) != 0) return false;
@@ -129,14 +127,13 @@ static bool take(Scan *s, const char *literal) {
     return true;
 }
 
-/* Decimal digits and nothing else, no sign, no blanks, as strtoull would take: what is read is what was
- * written. */
+/* Decimal digits only, unlike strtoull without sign and blanks: only the written form is accepted. */
 static bool take_number(Scan *s, uint64_t max, uint64_t *out) {
     uint64_t value = 0;
     const char *start = s->at;
     for (; s->at < s->end && *s->at >= '0' && *s->at <= '9'; s->at++) {
         uint64_t digit = (uint64_t)(*s->at - '0');
-        /* An overflow is caught before it happens; `max` is at most INT64_MAX. */
+        /* Detects an overflow before it happens; `max` is at most INT64_MAX. */
         if (digit > max || value > (max - digit) / 10) return false;
         value = 10 * value + digit;
     }
@@ -151,7 +148,7 @@ static bool take_int(Scan *s, const char *before, int64_t max, int64_t *out) {
     return true;
 }
 
-/* Eight digits, lower case, as they are written. */
+/* Eight digits, lower case, as written. */
 static bool take_hex(Scan *s, uint32_t *out) {
     *out = 0;
     for (int i = 0; i < 8; i++, s->at++) {
@@ -163,7 +160,7 @@ static bool take_hex(Scan *s, uint32_t *out) {
     return true;
 }
 
-/* " 24:0.0.17:1a2b3c4d", after " |" or not */
+/* " 24:0.0.17:1a2b3c4d", with or without a preceding " |" */
 static bool take_sample(Scan *s, AuditSample *out) {
     uint64_t source;
     take(s, " |");
@@ -175,7 +172,7 @@ static bool take_sample(Scan *s, AuditSample *out) {
     return good;
 }
 
-/* The line was parsed when it was read, so it parses again. */
+/* The line was parsed successfully when it was read, so it parses again. */
 void audit_samples(const AuditRecord *record, AuditSample *out) {
     Scan s = {record->text, record->text + record->length};
     for (size_t i = 0; i < record->count; i++) CHECK(take_sample(&s, &out[i]));
@@ -187,7 +184,7 @@ static bool take_writer(Scan *s, AuditWriter *w) {
         !take_int(s, "/", INT32_MAX, &dp_ranks) || !take_int(s, " writers=", INT32_MAX, &writers))
         return false;
     w->rank = (int)rank, w->dp_rank = (int)dp_rank, w->dp_ranks = (int)dp_ranks, w->writers = (int)writers;
-    /* Every dp rank has a writer at least; with pipelines it has several. */
+    /* Every dp rank has at least one writer; with pipelines it has several. */
     return w->dp_rank < w->dp_ranks && w->writers >= w->dp_ranks;
 }
 
@@ -210,7 +207,7 @@ static bool take_print(Scan *s, const char *before) {
     return s->at > start;
 }
 
-/* Lines of the first version end with mixture=0 or mixture=1, which says whether it is one. */
+/* Lines of the first version end with mixture=0 or mixture=1, which only says whether it is a mixture. */
 static bool take_draw(Scan *s, AuditRecord *r) {
     size_t slots;
     int64_t seed;
@@ -226,7 +223,7 @@ static bool take_draw(Scan *s, AuditRecord *r) {
     return true;
 }
 
-/* Bounded by what a run can have, since audit_check takes memory by it. */
+/* Bounded by the maximum for a run, since audit_check allocates memory by it. */
 static bool take_windows(Scan *s, AuditRecord *r) {
     if (!take(s, " windows=")) return false;
     r->text = s->at;
@@ -235,8 +232,8 @@ static bool take_windows(Scan *s, AuditRecord *r) {
     return take_draw(s, r) && r->count <= SAMPLER_SOURCES;
 }
 
-/* Counted and checked here, kept nowhere: a run has more samples than records, and audit_samples reads those
- * that are wanted. */
+/* Counted and checked here but not stored: a run has more samples than records, and audit_samples parses
+ * those that are needed. */
 static bool take_samples(Scan *s, AuditRecord *r) {
     AuditSample sample;
     r->text = s->at;
@@ -254,7 +251,7 @@ static bool has_sum(const char *line, size_t length) {
     return take(&s, " *") && take_hex(&s, &sum) && sum == (uint32_t)hash64(line, length - SUM_LENGTH);
 }
 
-/* r->text is empty after a failure, and of a record it leads into the map. */
+/* r->text is empty after a failure; otherwise it points into the map. */
 static bool read_line(const char *line, size_t length, AuditRecord *r) {
     *r = (AuditRecord){0};
     if (!has_sum(line, length)) return false;
@@ -270,8 +267,8 @@ static bool read_line(const char *line, size_t length, AuditRecord *r) {
 
 /* ---- the files of a run ---- */
 
-/* Attempts ascend in a file, so its last whole line tells. Read from the back: a log has a line for each
- * step, and only its end is of interest when a run starts. */
+/* Attempts ascend in a file, so its last complete line has the largest. Read from the back: a log has a line
+ * per step, and only its end is needed when a run starts. */
 static int64_t last_attempt(const FileMap *map) {
     const char *start = (const char *)map->data, *end = start ? start + map->length : NULL;
     AuditRecord r;
@@ -286,7 +283,7 @@ static int64_t last_attempt(const FileMap *map) {
     return -1;
 }
 
-/* The largest of all ranks': a rank that was killed at once may not have written its beginning. */
+/* The maximum over all ranks: a rank that was killed early may not have written its begin line. */
 ErrorCode audit_next_attempt(const char *run_dir, int64_t *attempt, Error *err) {
     glob_t found;
     ErrorCode code = OK;
@@ -304,8 +301,8 @@ ErrorCode audit_next_attempt(const char *run_dir, int64_t *attempt, Error *err) 
     return code;
 }
 
-/* Attempts, and in each first the beginnings, then steps, and within a step dp ranks beside each other:
- * what audit_check.c walks through in stretches. */
+/* By attempt, in each first the begin lines, then steps, and within a step by dp rank: audit_check.c
+ * processes such ranges. */
 static int by_place(const void *a, const void *b) {
     const AuditRecord *x = a, *y = b;
 #define COMPARE(field) \
@@ -328,7 +325,7 @@ static void add_record(AuditRun *run, const AuditRecord *r) {
     run->records[n] = *r;
 }
 
-/* A torn line is counted and passed over; an empty one is no line. */
+/* A torn line is counted and skipped; an empty one does not count. */
 static void read_file(AuditRun *run, const FileMap *map) {
     const char *at = (const char *)map->data, *end = map->length ? at + map->length : at;
     AuditRecord r;
@@ -357,7 +354,7 @@ static ErrorCode read_logs(AuditRun *run, const glob_t *found, Error *err) {
     return OK;
 }
 
-/* After a failure too audit_free frees what was mapped so far. */
+/* After a failure, too, audit_free unmaps whatever was mapped. */
 ErrorCode audit_read(AuditRun *run, const char *run_dir, Error *err) {
     glob_t found;
     char shown[512];

@@ -1,24 +1,24 @@
-/* The proof: which records are the run (invariant A3 of audit.h), whether they are all there, and what they
- * say of samples.
+/* The proof: which records are the run (invariant A3 of audit.h), whether they are complete, and what they
+ * say about samples.
  *
- * What is done, in this order:
+ * The order of the checks:
  *
  *     follow          from the last attempt backwards, each attempt gives the steps from where it began up to
- *                     where its successor began; they are the run, all others were done in vain
+ *                     where its successor began; they are the run, all others were redone
  *     check_samples   samples of the run are 0, 1, 2, ... each once
  *     check_windows   no window twice in an epoch, and always the same tokens
  *     check_epochs    every epoch that is over had all windows of its source
  *
- * A violation ends nothing: the first twenty are written out, all are counted, and the figures are made of
- * what is there. Nothing is taken from the configuration or the data: the log is checked against itself,
- * and against the newest checkpoint's step.
+ * A violation ends nothing: the first twenty are printed, all are counted, and the figures are computed from
+ * the existing records. Nothing is taken from the configuration or the data: the log is checked against
+ * itself, and against the newest checkpoint's step.
  *
  * For example, with a save after step 4 and kills in steps 9 and 8:
  *
  *     attempt 0    1 2 3 4 5 6 7 8            began after 0
  *     attempt 1            5 6 7              began after 4
  *     attempt 2            5 6 7 8 9 10       began after 4
- *     the run      1 2 3 4 5 6 7 8 9 10       1 to 4 of attempt 0, the others of attempt 2; 7 done in vain */
+ *     the run      1 2 3 4 5 6 7 8 9 10       1 to 4 of attempt 0, the others of attempt 2; 7 were redone */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -27,22 +27,22 @@
 
 #include "observe/audit.h"
 
-/* More would be repetitions: one lost file makes a violation a step. */
+/* More would be repetitions: one lost file makes a violation per step. */
 enum { SHOWN = 20 };
 
 typedef struct Check {
     const AuditRun *run;
     int64_t saved, after; /* newest checkpoint; steps up to `after` come from an earlier attempt */
-    int64_t unfinished;   /* step that the last attempt left half recorded, 0 for none */
+    int64_t unfinished;   /* step that the last attempt recorded incompletely, 0 for none */
     AuditFigures *f;
     size_t capacity;
     uint64_t *windows; /* [sources] of the data */
     size_t sources;
     bool mixture;
-    const AuditRecord *drawn; /* of the latest attempt that counts and says so */
+    const AuditRecord *drawn; /* of the latest attempt of the run that records it */
     Text *out;
-    Text first;     /* violation, for the error */
-    Text by_source; /* what the run used of each, where there are several */
+    Text first;     /* first violation, for the error */
+    Text by_source; /* what the run used of each source, if there are several */
 } Check;
 
 static void violate(Check *c, const char *format, ...) PRINTF_LIKE(2, 3);
@@ -56,7 +56,7 @@ static void violate(Check *c, const char *format, ...) {
     if (c->f->violations <= SHOWN) text_printf(c->out, "  violation: %s\n", message);
 }
 
-/* ---- records of an attempt: sorted, so each attempt, and in it each step, is a stretch ---- */
+/* ---- records of an attempt: sorted, so each attempt, and in it each step, is a range ---- */
 
 /* Records [from, to) of run->records. */
 typedef struct Stretch {
@@ -70,15 +70,15 @@ static Stretch attempt_before(const AuditRun *run, size_t to) {
     return s;
 }
 
-/* The step that record `from` is of, up to `to` at most. */
+/* The records of the step of record `from`, up to `to` at most. */
 static Stretch step_at(const AuditRun *run, size_t from, size_t to) {
     Stretch s = {from, from};
     while (s.to < to && run->records[s.to].step == run->records[from].step) s.to++;
     return s;
 }
 
-/* First record of a step in an attempt that is beyond `step`; its begin lines are passed over. By
- * bisection: attempts may have a million records. */
+/* First record of a step beyond `step` in an attempt; skips its begin lines. By bisection: attempts may have
+ * a million records. */
 static size_t first_beyond(const AuditRun *run, Stretch attempt, int64_t step) {
     size_t low = attempt.from, high = attempt.to;
     while (low < high) {
@@ -92,9 +92,9 @@ static size_t first_beyond(const AuditRun *run, Stretch attempt, int64_t step) {
     return low;
 }
 
-/* Each writer once and each dp rank at least once: what is lacking or too much, or NULL. Ranks of one dp
- * rank are the stages of a pipeline, which must have seen the same samples; the records are sorted, so
- * they stand beside each other. */
+/* Each writer must occur once and each dp rank at least once; returns what is missing or repeated, or NULL.
+ * Ranks with one dp rank are the stages of a pipeline, which must have seen the same samples; the records are
+ * sorted, so they are adjacent. */
 static const char *step_problem(const AuditRun *run, Stretch s, char out[160]) {
     const AuditRecord *first = &run->records[s.from], *last = &run->records[s.to - 1];
     int wanted = 0;
@@ -110,7 +110,7 @@ static const char *step_problem(const AuditRun *run, Stretch s, char out[160]) {
             snprintf(out, 160, "rank %d has recorded it twice", r->who.rank);
             return out;
         }
-        /* A dp rank is missing: said below, as a count. */
+        /* A dp rank is missing: reported below, as a count. */
         if (!same_dp && r->who.dp_rank != wanted++) break;
         if (same_dp && (r->length != before->length || memcmp(r->text, before->text, r->length) != 0)) {
             snprintf(out, 160, "ranks %d and %d are both dp rank %d and used other samples", before->who.rank,
@@ -125,7 +125,7 @@ static const char *step_problem(const AuditRun *run, Stretch s, char out[160]) {
     return out;
 }
 
-/* `whole`: only if all its records are there and agree. */
+/* `whole`: only if its records are complete and agree. */
 static bool has_step(const AuditRun *run, Stretch attempt, int64_t step, bool whole) {
     char problem[160];
     size_t at = first_beyond(run, attempt, step - 1);
@@ -135,7 +135,7 @@ static bool has_step(const AuditRun *run, Stretch attempt, int64_t step, bool wh
 
 /* ---- which records are the run ---- */
 
-/* Of one writer for each dp rank; the others were compared with it. */
+/* Uses one writer for each dp rank; the others have been compared with it. */
 static void add_uses(Check *c, const AuditRecord *r) {
     AuditFigures *f = c->f;
     if (f->use_count + r->count > c->capacity) {
@@ -150,7 +150,7 @@ static void add_uses(Check *c, const AuditRecord *r) {
     free(samples);
 }
 
-/* An empty range, from > to, is nothing missing. */
+/* An empty range, from > to, means that nothing is missing. */
 static void missing_steps(Check *c, int64_t from, int64_t to, int64_t attempt) {
     if (from == to)
         violate(c, "step %" PRId64 " is recorded by nobody (attempt %" PRId64 " should have)", from, attempt);
@@ -160,8 +160,8 @@ static void missing_steps(Check *c, int64_t from, int64_t to, int64_t attempt) {
                 from, to, attempt);
 }
 
-/* Steps (low, high] from this attempt. A step with a problem still counts, with the samples that are
- * there: one lost line would else look like a hundred missing samples. */
+/* Steps (low, high] of this attempt. A step with a problem still counts, with the samples that it has:
+ * otherwise one lost line would look like a hundred missing samples. */
 static void take_steps(Check *c, Stretch attempt, int64_t low, int64_t high) {
     const AuditRun *run = c->run;
     char problem[160];
@@ -182,7 +182,7 @@ static void take_steps(Check *c, Stretch attempt, int64_t low, int64_t high) {
     missing_steps(c, before + 1, high, number);
 }
 
-/* The first word in which two ways to draw differ, of each. */
+/* The first word in which two records of how samples were drawn differ, of each. */
 static bool draw_differs(const AuditRecord *a, const AuditRecord *b, char in_a[100], char in_b[100]) {
     const char *x = a->draw, *y = b->draw, *x_end = x + a->draw_length, *y_end = y + b->draw_length;
     while (x < x_end && y < y_end) {
@@ -199,8 +199,8 @@ static bool draw_differs(const AuditRecord *a, const AuditRecord *b, char in_a[1
     return false;
 }
 
-/* Other data, another seed or another mixture than later attempts had. Lines of the first version do not
- * say how samples were drawn, and are passed over. */
+/* Detects other data, another seed or another mixture than in later attempts. Lines of the first version do
+ * not record them, and are skipped. */
 static void check_draw(Check *c, const AuditRecord *r) {
     char here[100], later[100];
     if (!r->draw) return;
@@ -210,8 +210,8 @@ static void check_draw(Check *c, const AuditRecord *r) {
     c->drawn = r;
 }
 
-/* After which step an attempt began; its ranks must agree on that and on the data. Without a begin line,
- * before its first record. */
+/* The step after which an attempt began; its ranks must agree on that and on the data. Without a begin line,
+ * the step before its first record. */
 static int64_t began_after(Check *c, Stretch attempt) {
     const AuditRecord *first = &c->run->records[attempt.from];
     char one[100], other[100];
@@ -236,8 +236,8 @@ static int64_t began_after(Check *c, Stretch attempt) {
     return first->step;
 }
 
-/* The windows of each source, from the begin line of the latest attempt that counts; earlier ones must agree.
- */
+/* The windows of each source, from the begin line of the latest attempt of the run; earlier ones must
+ * agree. */
 static void take_windows(Check *c, Stretch attempt) {
     const AuditRecord *r = &c->run->records[attempt.from];
     if (!r->begin) return;
@@ -261,9 +261,9 @@ static void take_windows(Check *c, Stretch attempt) {
     c->mixture = r->mixture;
 }
 
-/* The last step of the last attempt; its records may be half there, unless a checkpoint holds it (A2).
- * Steps up to the checkpoint must be whole: their records were synced before it (A2). So a half recorded
- * step behind it is a kill, before it a loss. */
+/* The last step of the last attempt. Steps up to the checkpoint must be complete, since their records were
+ * synced before it (A2). So an incomplete step after the checkpoint was killed, while one before it lost
+ * records. */
 static int64_t last_step(Check *c, Stretch attempt, int64_t after) {
     const AuditRun *run = c->run;
     const AuditRecord *last = &run->records[attempt.to - 1];
@@ -277,9 +277,9 @@ static int64_t last_step(Check *c, Stretch attempt, int64_t after) {
     return last->step - 1;
 }
 
-/* The latest attempt before record `to` that has `step`, whole if there is one; else an empty stretch. A
- * step that was killed in one attempt and made in another is in both; the whole one was trained from. If
- * none is whole, the half is taken, so that the violation names it. */
+/* The latest attempt before record `to` that has `step`, a complete one if there is any; else an empty range.
+ * A step that was killed in one attempt and made in another is in both; the complete one was trained from. If
+ * none is complete, the incomplete one is taken, so that the violation names it. */
 static Stretch origin_of(const AuditRun *run, size_t to, int64_t step) {
     for (int whole = 1; whole >= 0; whole--)
         for (Stretch a = {to, to}; a.from > 0;) {
@@ -301,7 +301,7 @@ static void follow(Check *c) {
         take_windows(c, attempt);
         if (high > low) take_steps(c, attempt, low, high);
         if (low <= 0) return;
-        /* An attempt that made no step leaves the mark where it was. */
+        /* If an attempt made no step, `high` stays the same. */
         if (low < high) high = low;
         attempt = origin_of(run, attempt.from, high);
         if (attempt.to == 0) {
@@ -312,8 +312,8 @@ static void follow(Check *c) {
     }
 }
 
-/* Steps done in vain are those recorded beyond the run: groups of records of one step in one attempt, less
- * the run's own. */
+/* Redone steps are those recorded beyond the run: groups of records of one step in one attempt, minus the
+ * run's own. */
 static void count_attempts(Check *c) {
     int64_t groups = 0;
     const AuditRun *run = c->run;
@@ -326,7 +326,7 @@ static void count_attempts(Check *c) {
     c->f->redone = groups - c->f->steps - (c->unfinished > 0);
 }
 
-/* ---- what they say of samples ---- */
+/* ---- checks of samples ---- */
 
 #define ORDER(a, b) \
     if ((a) != (b)) return (a) < (b) ? -1 : 1
@@ -359,7 +359,7 @@ static void sort(AuditFigures *f, int (*order)(const void *, const void *)) {
     if (f->use_count) qsort(f->uses, f->use_count, sizeof *f->uses, order);
 }
 
-/* Between which neighbours the gap is: that leads to the step. */
+/* Names the neighbours of the gap, since they show its step. */
 static void missing_samples(Check *c, uint64_t from, uint64_t to, const AuditUse *next,
                             const AuditUse *before) {
     char where[100] = "before the first";
@@ -373,8 +373,8 @@ static void missing_samples(Check *c, uint64_t from, uint64_t to, const AuditUse
                 from, to, where, next->sample.k, next->step);
 }
 
-/* 0, 1, 2, ... each once, none later than a larger one. Sorted by number and, within a number, by step;
- * the sampler deals them in order, so a gap is a sample that no step used. */
+/* 0, 1, 2, ... each once, and in ascending order over the steps. Sorted by number and, within a number, by
+ * step. The sampler assigns them in order, so a gap is a sample that no step used. */
 static void check_samples(Check *c) {
     AuditFigures *f = c->f;
     sort(f, by_sample);
@@ -389,8 +389,8 @@ static void check_samples(Check *c) {
     }
 }
 
-/* Sorted by source and window, each window's uses stand beside each other, epoch by epoch: one neighbour
- * suffices. */
+/* Sorted by source and window, the uses of each window are adjacent, epoch by epoch: comparing neighbours is
+ * enough. */
 static void check_windows(Check *c) {
     AuditFigures *f = c->f;
     sort(f, by_window);
@@ -398,7 +398,7 @@ static void check_windows(Check *c) {
         const AuditUse *u = &f->uses[i], *b = u - 1;
         const AuditSample *x = &b->sample, *y = &u->sample;
         if (x->source != y->source || x->window != y->window) continue;
-        /* The same number twice was said by check_samples. */
+        /* check_samples has already reported a repeated number. */
         if (x->epoch == y->epoch && x->k != y->k)
             violate(c,
                     "window %" PRIu64 " of source %u comes twice in epoch %" PRIu64 ": as sample %" PRIu64
@@ -412,15 +412,15 @@ static void check_windows(Check *c) {
     }
 }
 
-/* Epochs [from, to) of a source are over, and not a sample is of them. */
+/* Epochs [from, to) of a source are over without a single sample. */
 static void empty_epochs(Check *c, uint32_t source, uint64_t from, uint64_t to) {
     if (from < to)
         violate(c, "no sample is of source %u and epoch %" PRIu64 ", though epoch %" PRIu64 " has begun",
                 source, from, to);
 }
 
-/* The samples of one source, epochs ascending: each epoch before the newest has all windows. Windows are
- * counted as distinct ones, so a double does not hide a missing one. */
+/* The samples of one source, epochs ascending: each epoch before the newest has all windows. Distinct windows
+ * are counted, so a repeated one does not hide a missing one. */
 static void check_epochs_of(Check *c, uint32_t source, const AuditUse *uses, size_t count, uint64_t newest) {
     uint64_t windows = c->windows[source], expected = 0;
     for (size_t i = 0; i < count;) {
@@ -443,7 +443,7 @@ static void check_epochs_of(Check *c, uint32_t source, const AuditUse *uses, siz
     empty_epochs(c, source, expected, newest);
 }
 
-/* How often its windows have been used, on the average. */
+/* Average number of uses of its windows. */
 static void tell_of_source(Check *c, uint32_t source, size_t samples) {
     char count[32];
     if (c->sources < 2 || source >= c->sources || c->windows[source] == 0) return;
@@ -463,8 +463,8 @@ static void check_epochs(Check *c) {
         for (j = i; j < f->use_count && f->uses[j].sample.source == source; j++) {}
         tell_of_source(c, source, j - i);
         if (source < c->sources)
-            /* In a mixture each source has epochs of its own; else all sources are dealt as one, and an
-             * epoch ends for all of them at once. */
+            /* In a mixture each source has its own epochs; otherwise all sources are drawn from as one, and
+             * an epoch ends for all of them at once. */
             check_epochs_of(c, source, f->uses + i, j - i, c->mixture ? f->uses[j - 1].sample.epoch : newest);
         else if (c->sources)
             violate(c, "sample %" PRIu64 " is of source %u: the data has %zu", f->uses[i].sample.k, source,
@@ -475,9 +475,9 @@ static void check_epochs(Check *c) {
     sort(f, by_sample);
 }
 
-/* ---- in words ---- */
+/* ---- output ---- */
 
-/* The two sentences of success are printed only where nothing was found. */
+/* The two sentences of success are printed only if there was no violation. */
 static void summarize(const Check *c) {
     const AuditFigures *f = c->f;
     char samples[32], steps[32];
@@ -497,7 +497,7 @@ static void summarize(const Check *c) {
         text_printf(c->out, "  drawn with %.*s\n", (int)c->drawn->draw_length, c->drawn->draw);
 }
 
-/* `figures` is good after ERR_DATA too; the caller frees it in both cases. */
+/* `figures` is valid after ERR_DATA too; the caller frees it in both cases. */
 ErrorCode audit_check(const AuditRun *run, int64_t saved, AuditFigures *figures, Text *out, Error *err) {
     *figures = (AuditFigures){0};
     Check c = {.run = run, .saved = saved, .f = figures, .out = out};
@@ -535,7 +535,7 @@ static int by_step(const void *a, const void *b) {
     return 0;
 }
 
-/* A copy: check_epochs left the figures sorted by sample, which callers rely on. */
+/* A sorted copy: check_epochs left the figures sorted by sample, on which callers rely. */
 static AuditUse *in_steps(const AuditFigures *f) {
     AuditUse *uses = mem_alloc_array(f->use_count + 1, sizeof *uses);
     if (f->use_count) memcpy(uses, f->uses, f->use_count * sizeof *uses);
@@ -549,14 +549,14 @@ static ErrorCode only_in(const AuditUse *u, const char *one, const char *other, 
                      u->step, u->sample.k, one, other);
 }
 
-/* Which rank had a sample is no difference: runs on other meshes deal out the same samples of a step. */
+/* The rank of a sample does not matter: runs on other meshes distribute the same samples of a step. */
 ErrorCode audit_compare(const char *name_a, const AuditFigures *a, const char *name_b, const AuditFigures *b,
                         Error *err) {
     AuditUse *x = in_steps(a), *y = in_steps(b);
     ErrorCode code = OK;
     for (size_t i = 0; code == OK && (i < a->use_count || i < b->use_count); i++) {
-        /* Both sorted by step and sample, so the first place where they differ is the first difference of
-         * the runs. */
+        /* Both are sorted by step and sample, so the first mismatch is the first difference between the
+         * runs. */
         int order = i == a->use_count ? 1 : i == b->use_count ? -1 : by_step(&x[i], &y[i]);
         if (order < 0) code = only_in(&x[i], name_a, name_b, err);
         if (order > 0) code = only_in(&y[i], name_b, name_a, err);

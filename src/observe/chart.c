@@ -1,10 +1,9 @@
-/* Curves as SVG inside a page of HTML: axes, ticks, smoothed lines, marks; no script is needed to see
- * them.
+/* Curves as SVG inside an HTML page: axes, ticks, smoothed lines, marks; visible without scripts.
  *
- *  C1. Everything drawn lies inside LEFT, TOP, RIGHT, BOTTOM; the page's script finds the same box, and
- *      the values at its edges, in data-box, data-x and data-y.
- *  C2. The size of a drawing does not grow with the run: a column of pixels takes two points at most.
- *  C3. Text that came from a run goes through html_puts; numbers are written by us. */
+ *  C1. Everything drawn lies inside LEFT, TOP, RIGHT, BOTTOM; the page's script finds the same box, and the
+ *      values at its edges, in data-box, data-x and data-y.
+ *  C2. The size of a drawing does not grow with the run: a column of pixels takes at most two points.
+ *  C3. Text from a run goes through html_puts; numbers are formatted here. */
 #include "observe/chart.h"
 
 #include <float.h>
@@ -13,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Pixels of the margins: room for a tick label on the left and below, and for half a label on the right. */
+/* Pixels of the margins: space for tick labels on the left and below, and for half a label on the right. */
 #define LEFT 58
 #define RIGHT 14
 #define TOP 14
@@ -36,7 +35,7 @@ void html_puts(Text *out, const char *text) {
         case '>': text_puts(out, "&gt;"); break;
         case '"': text_puts(out, "&quot;"); break;
         case '\'': text_puts(out, "&#39;"); break;
-        /* Control bytes are no characters of HTML, escaped or not. */
+        /* Control bytes are not allowed in HTML, escaped or not. */
         default: text_add(out, c < 0x20 && c != '\n' && c != '\t' ? " " : text, 1);
         }
     }
@@ -44,12 +43,12 @@ void html_puts(Text *out, const char *text) {
 
 /* ---- numbers ---- */
 
-/* Steps of 1, 2, 5 times a power of ten, the nearest to `wanted` ticks (Heckbert, "Nice numbers for graph
+/* Steps of 1, 2, 5 times a power of ten, nearest to `wanted` ticks (Heckbert, "Nice numbers for graph
  * labels", 1990). The small tolerance keeps ticks that rounding has put just outside. */
 size_t chart_ticks(double low, double high, int wanted, double *out, size_t max, double *step) {
     double raw = (high - low) / wanted;
     *step = 0;
-    if (!(raw >= DBL_MIN) || !isfinite(raw)) return 0; /* below it powers of ten become 0 */
+    if (!(raw >= DBL_MIN) || !isfinite(raw)) return 0; /* below it powers of ten underflow to 0 */
     double power = pow(10, floor(log10(raw))), part = raw / power;
     *step = power * (part <= 1.4 ? 1 : part <= 3 ? 2 : part <= 7 ? 5 : 10);
     double first = ceil(low / *step - 1e-9), last = floor(high / *step + 1e-9);
@@ -70,8 +69,8 @@ static void half_smooth(const double *y, size_t count, double keep, bool backwar
     }
 }
 
-/* Forward and backward averages are added by halves, so that the curve is not shifted to the right as a
- * plain moving average is. What is not finite stays a gap. */
+/* The mean of a forward and a backward average, so that the curve is not shifted to the right as by a plain
+ * moving average. Non-finite values stay gaps. */
 void chart_smooth(const double *y, size_t count, double span, double *out) {
     double keep = 1 - 2 / (fmax(span, 1) + 1);
     for (size_t i = 0; i < count; i++) out[i] = isfinite(y[i]) ? 0 : y[i];
@@ -79,7 +78,7 @@ void chart_smooth(const double *y, size_t count, double span, double *out) {
     half_smooth(y, count, keep, true, out);
 }
 
-/* The mapping is affine in the value or its logarithm. `from` may be greater than `to`: pixels count
+/* The mapping is affine in the value or its logarithm. `from` may be greater than `to`, since pixels count
  * downwards. */
 static double at(const Axis *a, double value) {
     double low = a->low, high = a->high;
@@ -91,7 +90,7 @@ static double at(const Axis *a, double value) {
     return a->from + (value - low) / (high - low) * (a->to - a->from);
 }
 
-/* A logarithm has no place for zero; such points are gaps. */
+/* A logarithmic axis has no zero; such points are gaps. */
 static bool drawable(const Axis *y, double value) { return isfinite(value) && (!y->log || value > 0); }
 
 /* As many decimals as the distance of ticks needs; thousands as k, M, G, the same for all labels up to
@@ -119,8 +118,8 @@ static void include(Axis *a, double value, bool *any) {
     *any = true;
 }
 
-/* The values of all series with some air around them; false when there is nothing to draw. 6% of air, so
- * that no curve runs along the frame; a flat one gets a range of its own, or it would be divided by. */
+/* The range of all series plus a margin; false if there is nothing to draw. 6% of margin, so that no curve
+ * runs along the frame; a flat curve gets an artificial range, which avoids a division by zero. */
 static bool fit_axis(const Chart *c, Axis *a) {
     bool any = false;
     for (size_t s = 0; s < c->series_count; s++) {
@@ -142,8 +141,8 @@ static bool fit_axis(const Chart *c, Axis *a) {
     return isfinite(a->high - a->low);
 }
 
-/* Ticks of a logarithmic axis: round numbers over less than a decade, 1-2-5 over a few, powers of ten beyond.
- */
+/* Ticks of a logarithmic axis: round numbers for less than a decade, 1-2-5 for a few, powers of ten
+ * beyond. */
 static size_t log_ticks(const Axis *a, double *out, double *step) {
     double decades = log10(a->high / a->low);
     *step = 0;
@@ -194,7 +193,7 @@ static void write_x_axis(Text *out, const Chart *c, const Axis *x) {
     }
 }
 
-/* `down`: the path goes on with a line from the last point; up, it starts anew with a move. */
+/* `down`: the path continues with a line from the last point; otherwise with a move. */
 typedef struct Pen {
     Text *out;
     const Axis *x, *y;
@@ -206,8 +205,8 @@ static void pen_point(Pen *p, double x, double y) {
     p->down = true;
 }
 
-/* One column of pixels, points [from, to): its least and greatest value in the order they came; a gap lifts
- * the pen. */
+/* One column of pixels, points [from, to): draws its minimum and maximum in their order; a gap lifts the
+ * pen. */
 static void pen_column(Pen *p, const double *x, const double *y, size_t from, size_t to) {
     size_t least = to, most = to;
     bool gap = false;
@@ -227,7 +226,7 @@ static void pen_column(Pen *p, const double *x, const double *y, size_t from, si
     if (gap) p->down = false;
 }
 
-/* Points of one column of pixels are drawn together: of ten thousand steps one sees no more. */
+/* Points of one column of pixels are merged: of ten thousand steps no more is visible. */
 static void write_line(Text *out, const char *kind, const ChartSeries *s, const double *values, const Axis *x,
                        const Axis *y) {
     Pen pen = {out, x, y, false};
@@ -235,7 +234,7 @@ static void write_line(Text *out, const char *kind, const ChartSeries *s, const 
     for (size_t i = 0; i < s->count;) {
         size_t next = i + 1;
         double column = floor(at(x, s->x[i]));
-        /* Steps ascend, so a column is a run of points. */
+        /* Steps ascend, so the points of a column are contiguous. */
         while (next < s->count && floor(at(x, s->x[next])) <= column) next++;
         pen_column(&pen, s->x, values, i, next);
         i = next;
@@ -243,7 +242,7 @@ static void write_line(Text *out, const char *kind, const ChartSeries *s, const 
     text_puts(out, "\"/>\n");
 }
 
-/* For series of few points, where a line alone does not show at which steps they are. */
+/* For series of few points, whose steps a line alone does not show. */
 static void write_dots(Text *out, const ChartSeries *s, const Axis *x, const Axis *y) {
     for (size_t i = 0; i < s->count; i++) {
         if (!drawable(y, s->y[i])) continue;
@@ -252,7 +251,7 @@ static void write_dots(Text *out, const ChartSeries *s, const Axis *x, const Axi
     }
 }
 
-/* The average spans a fiftieth of the points: enough to see through noise, little enough to keep bends. */
+/* The average spans a fiftieth of the points: enough to suppress noise, while bends stay visible. */
 static void write_series(Text *out, const ChartSeries *s, const Axis *x, const Axis *y) {
     double span = (double)s->count / 50;
     bool smooth = s->smooth && span > 1.5;
@@ -263,11 +262,11 @@ static void write_series(Text *out, const ChartSeries *s, const Axis *x, const A
         write_line(out, "line", s, average, x, y);
         free(average);
     }
-    /* More dots than that would be a line. */
+    /* More dots would merge into a line. */
     if (s->dots && s->count <= 200) write_dots(out, s, x, y);
 }
 
-/* Marks closer than a pixel to the one before are one mark. */
+/* Marks closer than a pixel to the previous one are merged with it. */
 static void write_marks(Text *out, const Chart *c, const Axis *x) {
     double before = -1;
     for (size_t i = 0; i < c->mark_count; i++) {
@@ -284,7 +283,7 @@ static void write_marks(Text *out, const Chart *c, const Axis *x) {
     }
 }
 
-/* A run with one step has no range to draw over: it gets one of length 1. */
+/* A run with one step has an empty range: it gets one of length 1. */
 static void write_svg(Text *out, const Chart *c, bool log) {
     Axis x = {c->x_low, c->x_high, LEFT, c->width - RIGHT, false}, y = {0, 0, c->height - BOTTOM, TOP, log};
     if (!(x.high > x.low)) x.high = x.low + 1;
@@ -307,8 +306,8 @@ static void write_svg(Text *out, const Chart *c, bool log) {
     text_puts(out, "<path class=\"hair\"/></svg>\n");
 }
 
-/* Linear and logarithmic drawings are both in the page; radio buttons and CSS choose, so that no script is
- * needed. */
+/* The page contains a linear and a logarithmic drawing; radio buttons and CSS select one, so that no script
+ * is needed. */
 static void write_switch(Text *out, const Chart *c, const char *scale, const char *name, bool checked) {
     text_printf(out,
                 "<input type=\"radio\" name=\"y-%s\" id=\"%s-%s\" class=\"to-%s\"%s><label "
@@ -339,8 +338,8 @@ static void write_caption(Text *out, const Chart *c) {
     text_puts(out, "</figcaption>\n");
 }
 
-/* The order of the parts is that of the style sheet's sibling selectors: the switches stand before both
- * drawings, so that one that is checked can hide the other (.to-lin:checked~.log). */
+/* The style sheet's sibling selectors require this order: the switches come before both drawings, so that a
+ * checked one can hide the other (.to-lin:checked~.log). */
 void chart_write(Text *out, const Chart *c) {
     text_printf(out, "<figure id=\"%s\">\n", c->id);
     write_caption(out, c);

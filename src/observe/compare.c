@@ -1,20 +1,20 @@
-/* Where runs differ: in what they were told (configuration, by the option table), in what they found (facts
- * of journal and audit, and those that the caller knows), and in what came of it (metrics, by bits).
+/* Differences between runs: in their configurations (by the option table), in their facts (from journal and
+ * audit, and from the caller), and in their results (metrics, by bits).
  *
- * A row is made where two runs say different things. A run that does not say a thing, because its weft did
- * not know it yet or its file is not there, differs from nobody.
+ * A row is made if two runs have different values. A run without a value, because its weft did not know it
+ * yet or its file is missing, differs from none.
  *
- * Parts of a comparison, and where each comes from:
+ * Parts of a comparison, and the source of each:
  *
  *     configuration     config.yaml of each run, by the option table      add_configuration
- *     model and step,   entries of the journal that a process makes       add_journal
+ *     model and step,   journal entries that a process makes              add_journal
  *     machine, course   when it begins
- *     other facts       whoever calls                                     runs_add_fact
+ *     other facts       the caller                                        runs_add_fact
  *     splits            metrics.jsonl, first run against each other one   metrics_compare
- *     samples           audit logs, where both runs have them             compare_samples
+ *     samples           audit logs, if both runs have them                compare_samples
  *
- * Everything is compared as text that weft itself has written, or by bits. There is no tolerance anywhere:
- * how much of a difference is too much is for the reader to say. */
+ * Everything is compared as text that weft itself has written, or by bits, without any tolerance: the reader
+ * judges which differences matter. */
 #include "observe/compare.h"
 
 #include <math.h>
@@ -26,10 +26,10 @@
 
 /* ---- rows ---- */
 
-/* An empty text is what a fact is written as when its run does not tell it. */
+/* An unknown fact is written as an empty text. */
 static bool known(const char *value) { return value && *value; }
 
-/* Neighbours among the known values suffice: if each is like the one before it, all are alike. */
+/* Comparing neighbours among the known values is enough: if each equals the previous one, all are equal. */
 static bool differ(const char *const *values, size_t count) {
     const char *first = NULL;
     for (size_t i = 0; i < count; i++) {
@@ -40,9 +40,8 @@ static bool differ(const char *const *values, size_t count) {
     return false;
 }
 
-/* Takes copies of the name and the values, which may be the caller's scratch. `part` and `effect` are kept as
- * pointers, and must outlive the rows. A row on which nobody differs is not made: the tables show differences
- * only. */
+/* Copies the name and the values, which may be temporary. `part` and `effect` are kept as pointers, and must
+ * outlive the rows. A row without a difference is not added: the tables show only differences. */
 static void add_row(Runs *r, RunsRow row, const char *const *values) {
     if (!differ(values, r->count)) return;
     r->rows = mem_grow(r->rows, (r->row_count + 1) * sizeof *r->rows);
@@ -51,7 +50,7 @@ static void add_row(Runs *r, RunsRow row, const char *const *values) {
     r->rows[r->row_count++] = row;
 }
 
-/* A fact always matters: only the option table knows of something that no bit depends on. */
+/* Facts always matter: only the option table can tell that no bit depends on a value. */
 void runs_add_fact(Runs *r, const char *part, const char *name, const char *effect,
                    const char *const *values) {
     add_row(r, (RunsRow){.part = part, .name = (char *)(uintptr_t)name, .effect = effect, .matters = true},
@@ -60,28 +59,28 @@ void runs_add_fact(Runs *r, const char *part, const char *name, const char *effe
 
 /* ---- configuration ---- */
 
-/* The configuration of one run, over the defaults of this version, which a key has that the run's weft did
- * not know. */
+/* The configuration of one run, over this version's defaults, which apply to keys that the run's weft did not
+ * have. */
 typedef struct Settings {
     Config config;
     OptionSet set;
     bool known;
 } Settings;
 
-/* A configuration that cannot be read takes no part; the report shows its text all the same. Errors are
- * dropped on purpose: what is wrong with the file is a matter of the run, not of the comparison. */
+/* An unreadable configuration is excluded from the comparison; the report still shows its text. Errors are
+ * dropped on purpose: a problem of the file concerns the run, not the comparison. */
 static void read_settings(Settings *s, const ReportRun *run) {
     memset(s, 0, sizeof *s);
     s->known = run->config && options_init(&s->set, config_options(), &s->config, NULL) == OK &&
                options_apply_written(&s->set, run->name, run->config, NULL) == OK;
 }
 
-/* Two runs have two beginnings, where one that goes on has none. */
+/* Between two runs such a key changes the start, while for one run that continues it changes nothing. */
 static const char *effect_of(const Option *o) {
     return o->effect == EFFECT_START ? "another beginning" : options_effect_name(o->effect);
 }
 
-/* Written out by the option table, so that one value has one spelling, whatever stood in the file. */
+/* Written by the option table, so that each value has one spelling, whatever its file had. */
 static void add_key(Runs *r, const Settings *settings, const Option *o) {
     Text texts[RUNS_MAX] = {{0}};
     const char *values[RUNS_MAX] = {NULL};
@@ -98,8 +97,8 @@ static void add_key(Runs *r, const Settings *settings, const Option *o) {
     for (size_t i = 0; i < r->count; i++) text_free(&texts[i]);
 }
 
-/* In the order of the option table, which is what a reader knows from config.yaml. A set that was not read is
- * all zero, and may be freed. */
+/* In the order of the option table, which readers know from config.yaml. A set that was not read is all zero,
+ * and may be freed. */
 static void add_configuration(Runs *r) {
     Settings *settings = mem_alloc_array(r->count, sizeof *settings);
     for (size_t i = 0; i < r->count; i++) read_settings(&settings[i], &r->runs[i]);
@@ -110,14 +109,14 @@ static void add_configuration(Runs *r) {
 
 /* ---- the journal ---- */
 
-/* A run has as many such entries as it had processes; each tells the machine and the mesh anew. */
+/* A run has one such entry per process; each records the machine and the mesh again. */
 static bool begins(const JournalEntry *e) {
     return strcmp(e->event, journal_event_name(JOURNAL_STARTED)) == 0 ||
            strcmp(e->event, journal_event_name(JOURNAL_RESUMED)) == 0;
 }
 
-/* Of a number that a process tells when it begins: "2", or "2, from step 51 on 4". What stays is said once.
- * `before` begins as NaN, which equals nothing, so the first value is always written. */
+/* A number that each process records when it begins: "2", or "2, from step 51 on 4". A repeated value is
+ * written once. `before` starts as NaN, which equals nothing, so the first value is always written. */
 static void value_over_time(const JournalTable *t, const char *name, Text *out) {
     double before = (double)NAN;
     for (size_t i = 0; i < t->count; i++) {
@@ -132,7 +131,7 @@ static void value_over_time(const JournalTable *t, const char *name, Text *out) 
     }
 }
 
-/* Of the newest process: the detail of its beginning is the name of the processor. */
+/* From the newest process: the detail of its first entry is the name of the processor. */
 static void processor(const JournalTable *t, Text *out) {
     for (size_t i = t->count; i-- > 0;) {
         if (!begins(&t->entries[i])) continue;
@@ -141,8 +140,8 @@ static void processor(const JournalTable *t, Text *out) {
     }
 }
 
-/* What a run that was stopped went on with: the journal's own words. "none" only where there is a journal:
- * without one it is not known, which is no difference. */
+/* The changes with which a stopped run continued, in the journal's words. "none" only if there is a journal:
+ * without one they are unknown, which is no difference. */
 static void changes(const JournalTable *t, Text *out) {
     for (size_t i = 0; i < t->count; i++) {
         const JournalEntry *e = &t->entries[i];
@@ -153,9 +152,9 @@ static void changes(const JournalTable *t, Text *out) {
     if (t->count > 0 && out->length == 0) text_puts(out, "none");
 }
 
-/* Rows come in the order of `names`: the first NUMBERS are facts of entries, the two behind them are texts.
- * What they belong to follows from the place: two on the model and its step, the machine, and last the course
- * of the run. */
+/* Rows are in the order of `names`: the first NUMBERS are facts of entries, the last two are texts. The
+ * position determines the part: two on the model and its step, then the machine, and last the course of the
+ * run. */
 static void add_journal(Runs *r) {
     static const char *const names[] = {"parameters", "tokens_per_step", "ranks",
                                         "threads",    "processor",       "changes on the way"};
@@ -184,9 +183,9 @@ static void add_journal(Runs *r) {
 
 /* ---- samples ---- */
 
-/* False where there are no records; what is wrong with those that are there goes to err. No checkpoint is
- * asked for (saved 0): whether the records reach the newest one is a question about one run (`weft audit`),
- * and not about two. What audit_check prints is not wanted, its figures are. */
+/* False if there are no records; problems of existing ones go to err. No checkpoint is considered (saved 0):
+ * whether the records reach the newest one concerns a single run (`weft audit`). Only audit_check's figures
+ * are used, not its output. */
 static bool read_samples(const char *dir, AuditFigures *figures, Error *err) {
     AuditRun run = {0};
     Text out = {0};
@@ -198,8 +197,8 @@ static bool read_samples(const char *dir, AuditFigures *figures, Error *err) {
     return there;
 }
 
-/* The first run is read once and held against each other one. Records that contradict themselves are not
- * compared: why they do is told in place of a difference, that of the other run before that of the first. */
+/* The first run is read once and compared with each other one. Inconsistent records are not compared: the
+ * reason is reported instead of a difference, that of the other run before that of the first. */
 static void compare_samples(Runs *r) {
     AuditFigures first = {0}, other;
     Error why = {.message = ""}, why_other;
@@ -219,8 +218,8 @@ static void compare_samples(Runs *r) {
 
 /* ---- all of it ---- */
 
-/* A report of one run comes the same way and compares nothing. After a failure the runs that were loaded stay
- * for runs_free; the others are zero. */
+/* A report of a single run also comes here, and compares nothing. After a failure runs_free frees the loaded
+ * runs; the others are zero. */
 ErrorCode runs_open(Runs *r, const char *const *dirs, size_t count, Error *err) {
     CHECK(count >= 1 && count <= RUNS_MAX);
     *r = (Runs){.count = count};
@@ -237,7 +236,7 @@ ErrorCode runs_open(Runs *r, const char *const *dirs, size_t count, Error *err) 
     return OK;
 }
 
-/* Names and values of rows are copies (add_row); `dirs` are the caller's. */
+/* Rows own copies of names and values (add_row); the caller owns `dirs`. */
 void runs_free(Runs *r) {
     for (size_t i = 0; i < r->count; i++) {
         report_run_free(&r->runs[i]);
@@ -251,14 +250,14 @@ void runs_free(Runs *r) {
     *r = (Runs){0};
 }
 
-/* By what came of it alone: runs with other settings may have equal curves, and that is worth knowing. */
+/* Only results count: runs with different settings may have equal curves, which is worth knowing. */
 bool runs_equal(const Runs *r) {
     for (size_t i = 1; i < r->count; i++)
         if (r->splits[i].metrics.differs) return false;
     return true;
 }
 
-/* Two runs without a step in common would count as equal, having no figure that differs: that is refused. */
+/* Two runs without a common step would count as equal, since no figure differs: that is refused. */
 ErrorCode runs_comparable(const Runs *r, Error *err) {
     for (size_t i = 1; i < r->count; i++) {
         const MetricsComparison *m = &r->splits[i].metrics;
@@ -274,14 +273,14 @@ ErrorCode runs_comparable(const Runs *r, Error *err) {
 
 /* ---- figures ---- */
 
-/* fmin passes over NaN: a validation that was not finite is never the best. */
+/* fmin ignores NaN: a non-finite validation is never the best. */
 static double least_validation(const MetricsTable *t) {
     double least = (double)NAN;
     for (size_t i = 0; i < t->validation_count; i++) least = fmin(least, t->validations[i].loss);
     return least;
 }
 
-/* Of rank 0, which writes this file. 0: not known. */
+/* Of rank 0, which writes this file. 0: unknown. */
 static double peak_memory(const MetricsTable *t) {
     int64_t peak = 0;
     for (size_t i = 0; i < t->step_count; i++)
@@ -289,9 +288,9 @@ static double peak_memory(const MetricsTable *t) {
     return peak > 0 ? (double)peak : (double)NAN;
 }
 
-/* The same rows for every run, so that tables can be laid side by side: `out` is indexed by the order here,
- * and so are the formats below. A figure that a run does not have keeps an empty text. 9e15: beyond it a
- * double no longer holds every whole number, and a rate like that is no rate. */
+/* The same rows for every run, so that tables can be put side by side: `out` and the formats below are in
+ * this order. An unknown figure keeps an empty text. Beyond 9e15 a double cannot represent every integer, and
+ * such a rate is meaningless. */
 void runs_figures(const ReportRun *run, RunFigure out[RUN_FIGURES]) {
     const MetricsTable *t = &run->metrics;
     const StepMetrics *last = t->step_count ? &t->steps[t->step_count - 1] : NULL;

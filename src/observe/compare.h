@@ -14,7 +14,7 @@ typedef struct RunsRow {
     const char *part;       /* "configuration", "data", "machine" */
     char *name;             /* "optimizer.lr", "ranks" */
     const char *effect;     /* effect of the value on the curve: "last bits"; NULL: none or unknown */
-    bool matters;           /* a key that cannot change any bit of a run */
+    bool matters;           /* false: a key that cannot change any bit of a run */
     char *values[RUNS_MAX]; /* NULL where a run does not record it */
 } RunsRow;
 
@@ -22,7 +22,7 @@ typedef struct RunsRow {
 typedef struct RunsSplit {
     MetricsComparison metrics;
     bool audited;  /* both have records of their samples */
-    char *samples; /* how these differ; NULL: they do not, or it is unknown */
+    char *samples; /* false: a key that cannot change any bit of a run */
 } RunsSplit;
 
 typedef struct Runs {

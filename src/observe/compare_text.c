@@ -1,18 +1,18 @@
-/* The comparison of runs in a terminal, and as JSON. Names and values come from files of others: what a
- * terminal would obey is escaped.
+/* The comparison of runs in a terminal, and as JSON. Names and values come from untrusted files: everything
+ * that a terminal would interpret is escaped.
  *
- * What is printed, from the top:
+ * The output, from the top:
  *
  *     a  runs/base                      the letter of each run, in its colour
  *     b  runs/other
- *     loss                              the curves over each other (plot.c)
+ *     loss                              the curves in one drawing (plot.c)
  *                             a    b    letters again, as the head of the columns
  *     loss at step 10      ...          the same curves as numbers, at SAMPLED_STEPS steps
  *     steps, tokens, ...                figures of the whole runs (runs_figures)
- *     configuration           a    b    rows that differ, part by part, with what each does
+ *     configuration           a    b    rows that differ, part by part, with the effect of each
  *     a, b: the first figure ...        where each run leaves the first one
  *
- * The JSON form has the same parts and no drawing. It is not made from the text: both walk the same Runs. */
+ * The JSON form has the same parts without the drawing. It is made from the same Runs, not from the text. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,9 +22,8 @@
 #include "observe/compare.h"
 #include "observe/plot.h"
 
-/* In characters, but for the last two. NAME holds "tokens per second" and most keys; a column has at least
- * room for a loss of six decimals, at most for a short path. Eight steps show the shape of a curve in a few
- * lines. */
+/* In characters, except for the last two. NAME fits "tokens per second" and most keys; a column fits at least
+ * a loss of six decimals, and at most a short path. Eight steps show the shape of a curve in a few lines. */
 enum { NAME = 24, LEAST_COLUMN = 10, MOST_COLUMN = 30, CHART_ROWS = 14, SAMPLED_STEPS = 8 };
 
 /* ---- a table: a name, a column for each run, a note ---- */
@@ -34,30 +33,29 @@ typedef struct Columns {
     int width;
 } Columns;
 
-/* What is left beside the name and a note of about 20 characters is shared out evenly; 2 are the gap before
- * each column. Where that is too little the lines become longer than the terminal, and nothing is left
- * out. */
+/* The width besides the name and a note of about 20 characters is divided evenly; 2 is the gap before each
+ * column. If that is too little, lines become wider than the terminal, and nothing is omitted. */
 static Columns columns_for(const Runs *r, int width) {
     int each = (width - NAME - 20) / (int)r->count - 2;
     return (Columns){r->count, each < LEAST_COLUMN ? LEAST_COLUMN : each > MOST_COLUMN ? MOST_COLUMN : each};
 }
 
-/* Columns that UTF-8 text takes, at one a character. */
+/* Columns of UTF-8 text, one per character. */
 static int columns_of(const char *text) {
     int columns = 0;
     for (; *text; text++) columns += ((unsigned char)*text & 0xc0) != 0x80;
     return columns;
 }
 
-/* Escaped, cut where it does not fit, on the right of its column. Padded by columns and not by bytes
- * (printf's width), which differ where a value is not ASCII. A run that does not say a thing gets a dash. */
+/* Escaped, truncated, right-aligned in its column. Padded by columns and not by bytes (printf's width), which
+ * differ for non-ASCII values. A missing value is a dash. */
 static void add_value(Text *out, const Columns *c, const char *value) {
     char shown[4 * MOST_COLUMN];
     error_escape(shown, (unsigned long)c->width + 1, value ? value : "-", strlen(value ? value : "-"));
     text_printf(out, "  %*s%s", c->width - columns_of(shown), "", shown);
 }
 
-/* A name that is too long pushes its row to the right: better than a key that is cut. */
+/* A name that is too long moves its row to the right: better than a truncated key. */
 static void add_name(Text *out, const char *name) {
     char shown[160];
     error_escape(shown, sizeof shown, name, strlen(name));
@@ -65,7 +63,7 @@ static void add_name(Text *out, const char *name) {
 }
 
 /* The head of a table, each letter above the right end of its column, where the values end. Colour takes
- * bytes and no columns, so the padding is made without the letter. */
+ * bytes but no columns, so the padding is computed without the letter. */
 static void add_letters(Text *out, const Columns *c, const char *title, bool colour) {
     text_printf(out, "\n%-*s", NAME, title);
     for (size_t i = 0; i < c->count; i++) {
@@ -77,8 +75,8 @@ static void add_letters(Text *out, const Columns *c, const char *title, bool col
 
 /* ---- curves ---- */
 
-/* x and y of the loss of a run; the caller frees both. One element more than there are steps, as an
- * allocation of none is no memory; the plot leaves out what is not finite. */
+/* x and y of a run's loss; the caller frees both. One element more than there are steps, since an empty
+ * allocation may be NULL; the plot skips non-finite values. */
 static PlotCurve loss_curve(const MetricsTable *t) {
     double *x = mem_alloc_array(t->step_count + 1, sizeof *x),
            *y = mem_alloc_array(t->step_count + 1, sizeof *y);
@@ -89,7 +87,7 @@ static PlotCurve loss_curve(const MetricsTable *t) {
     return (PlotCurve){x, y, t->step_count};
 }
 
-/* The curves' own pointers are to const, since the plot changes nothing; the memory is of this function. */
+/* The curves point to const, since the plot changes nothing; this function owns the memory. */
 static void draw(const Runs *r, int width, bool unicode, bool colour, Text *out) {
     PlotCurve curves[RUNS_MAX];
     for (size_t i = 0; i < r->count; i++) curves[i] = loss_curve(&r->runs[i].metrics);
@@ -101,14 +99,14 @@ static void draw(const Runs *r, int width, bool unicode, bool colour, Text *out)
     }
 }
 
-/* NULL where the run has no record of that step: runs may be logged at different steps. */
+/* NULL if the run has no record of that step: runs may log different steps. */
 static const StepMetrics *find_step(const MetricsTable *t, int64_t step) {
     for (size_t i = 0; i < t->step_count; i++)
         if (t->steps[i].step == step) return &t->steps[i];
     return NULL;
 }
 
-/* The curves as numbers, at some steps of the first run, its last among them. Evenly spaced among the logged
+/* The curves as numbers, at some steps of the first run including its last. Evenly spaced among the logged
  * steps, not among all, so that the first run has a figure in every row. */
 static void add_losses(const Runs *r, const Columns *c, Text *out) {
     const MetricsTable *t = &r->runs[0].metrics;
@@ -127,7 +125,7 @@ static void add_losses(const Runs *r, const Columns *c, Text *out) {
     }
 }
 
-/* Names are those of the first run, as they are the same for all. */
+/* The names are taken from the first run; they are the same for all. */
 static void add_figures(const Runs *r, const Columns *c, Text *out) {
     RunFigure figures[RUNS_MAX][RUN_FIGURES];
     for (size_t i = 0; i < r->count; i++) runs_figures(&r->runs[i], figures[i]);
@@ -139,11 +137,10 @@ static void add_figures(const Runs *r, const Columns *c, Text *out) {
     }
 }
 
-/* ---- what differs ---- */
+/* ---- differences ---- */
 
-/* In one line and by name only: what no bit depends on (paths, frequencies of logging) is seldom what is
- * looked for, but that it was left out should not be a riddle. The gap's second character tells whether one
- * was printed. */
+/* On one line and only by name: keys that no bit depends on (paths, logging frequencies) are seldom of
+ * interest, but should not be silently omitted. The gap's second character tells whether one was printed. */
 static void add_idle(const Runs *r, Text *out) {
     const char *gap = "Also, and no bit depends on it: ";
     for (size_t i = 0; i < r->row_count; i++) {
@@ -154,8 +151,8 @@ static void add_idle(const Runs *r, Text *out) {
     if (gap[1] == ' ') text_puts(out, "\n");
 }
 
-/* Rows of one part stand beside each other in r->rows; where the part changes, a head is due. That nothing
- * differs is said, as an empty table could as well be a failure. */
+/* Rows of one part are adjacent in r->rows; a heading is due where the part changes. If nothing differs, that
+ * is printed, since an empty table could also be a failure. */
 static void add_rows(const Runs *r, const Columns *c, bool colour, Text *out) {
     const char *part = "";
     for (size_t i = 0; i < r->row_count; i++) {
@@ -171,7 +168,7 @@ static void add_rows(const Runs *r, const Columns *c, bool colour, Text *out) {
     add_idle(r, out);
 }
 
-/* Silent where a run keeps no audit log: that they are the same would be a guess. */
+/* Silent if a run has no audit log: claiming that the samples are equal would be a guess. */
 static void add_samples(const RunsSplit *s, Text *out) {
     char why[400];
     if (!s->audited) return;
@@ -188,8 +185,8 @@ static void add_counts(const MetricsComparison *m, Text *out) {
                 m->validations, m->validations == 1 ? "" : "s");
 }
 
-/* All digits: it may be the last one. Runs that differ by a last bit print the same to six digits, so both
- * values have as many as tell them apart. */
+/* All digits: the difference may be in the last one. Runs that differ in a last bit print the same to six
+ * digits, so both values get as many digits as distinguish them. */
 static void add_split(const Runs *r, size_t i, bool colour, Text *out) {
     const MetricsComparison *m = &r->splits[i].metrics;
     char a[32], b[32];
@@ -211,8 +208,8 @@ static void add_split(const Runs *r, size_t i, bool colour, Text *out) {
     add_samples(&r->splits[i], out);
 }
 
-/* Letters and colours of curves are explained before the drawing. Wider than 100 columns a curve gets no
- * clearer, only its table does. The first run has no split: it is what the others are compared with. */
+/* The legend of letters and colours comes before the drawing. Beyond 100 columns a curve gets no clearer,
+ * only its table does. The first run has no split: the others are compared with it. */
 void runs_describe(const Runs *r, int width, bool unicode, bool colour, Text *out) {
     Columns c = columns_for(r, width);
     for (size_t i = 0; i < r->count; i++) {
@@ -232,8 +229,7 @@ void runs_describe(const Runs *r, int width, bool unicode, bool colour, Text *ou
 
 /* ---- JSON ---- */
 
-/* "training loss" -> "training_loss". JSON has the values as numbers, not as people read them; one that a run
- * does not have is null. */
+/* "training loss" -> "training_loss". JSON has the raw numbers; a missing value is null. */
 static void put_figure(JsonWriter *w, const RunFigure *f) {
     char key[40];
     snprintf(key, sizeof key, "%s", f->name);
@@ -242,7 +238,8 @@ static void put_figure(JsonWriter *w, const RunFigure *f) {
     json_put_double(w, key, f->value);
 }
 
-/* As bytes: names and values are of files of others, and may be no UTF-8 (json_bytes makes them so). */
+/* As bytes: names and values come from other programs' files, and may be invalid UTF-8, which json_bytes
+ * repairs. */
 static void put_text(JsonWriter *w, const char *key, const char *value) {
     if (value)
         json_put_bytes(w, key, value, strlen(value));
@@ -264,8 +261,8 @@ static void write_runs(const Runs *r, JsonWriter *w) {
     json_end_array(w);
 }
 
-/* All rows, those that do not matter among them, in one list: a program filters by "matters" itself. "values"
- * are in the order of "runs". */
+/* All rows in one list, including those that do not matter: a program can filter by "matters". "values" are
+ * in the order of "runs". */
 static void write_rows(const Runs *r, JsonWriter *w) {
     json_key(w, "different");
     json_begin_array(w);
@@ -290,7 +287,7 @@ static void write_rows(const Runs *r, JsonWriter *w) {
     json_end_array(w);
 }
 
-/* null where nothing differs, so that the member is always there. */
+/* null if nothing differs, so that the member always exists. */
 static void write_first(const MetricsComparison *m, JsonWriter *w) {
     json_key(w, "first");
     if (!m->differs) {
@@ -327,7 +324,7 @@ static void write_splits(const Runs *r, JsonWriter *w) {
     json_end_array(w);
 }
 
-/* One line, as tools that read line by line want it. */
+/* One line, for tools that read line by line. */
 void runs_write_json(const Runs *r, Text *out) {
     JsonWriter w;
     json_start(&w, out, 0);

@@ -1,8 +1,8 @@
-/* Lines for people: a logged step in TorchTitan's form ("step: 10  loss: 7.1234 ..."), which scripts know,
- * and one status line that is drawn over itself in a terminal.
+/* Lines for people: a logged step in TorchTitan's form ("step: 10  loss: 7.1234 ..."), which scripts can
+ * parse, and one status line that is redrawn in a terminal.
  *
- *  C1. A figure that is not known is left out or "n/a", never a made-up zero.
- *  C2. The status line is as wide as the terminal at most, and never the last line of a log file. */
+ *  C1. An unknown figure is omitted or "n/a", never an invented zero.
+ *  C2. The status line is at most as wide as the terminal, and is never written to a log file. */
 #include "observe/console.h"
 
 #include <math.h>
@@ -23,13 +23,13 @@
 #define CYAN "\033[36m"
 #define DIM "\033[2m"
 
-/* Fields are "name: value", two spaces between. Colour only adds: without it the line says the same. */
+/* Fields are "name: value", separated by two spaces. Colour is only an addition. */
 static void add_field(Text *out, bool colour, const char *escape, const char *name, const char *value) {
     if (out->length > 0) text_puts(out, "  ");
     text_printf(out, "%s%s: %s%s", colour ? escape : "", name, value, colour ? RESET : "");
 }
 
-/* The warning is silenced for this one call. */
+/* The warning is suppressed only for this call. */
 static void add_number(Text *out, bool colour, const char *escape, const char *name, const char *format,
                        double value) {
     char number[64];
@@ -45,7 +45,7 @@ static void add_number(Text *out, bool colour, const char *escape, const char *n
     add_field(out, colour, escape, name, number);
 }
 
-/* Above 9e15 a double no longer holds whole numbers; such a rate is no rate. */
+/* Above 9e15 a double cannot represent integers; such a rate is meaningless. */
 static void add_rate(Text *out, bool colour, double tokens_per_second) {
     char number[32] = "n/a";
     if (isfinite(tokens_per_second) && tokens_per_second < 9e15)
@@ -53,8 +53,8 @@ static void add_rate(Text *out, bool colour, double tokens_per_second) {
     add_field(out, colour, BLUE, "tps", number);
 }
 
-/* The peak, not what is resident now: it is what has to fit. Where tensors are in a device's own memory, what
- * is taken of that. */
+/* The peak, not the current resident size: the peak has to fit. If tensors are in a device's separate memory,
+ * the usage of that. */
 static void add_memory(Text *out, bool colour, const StepMetrics *m) {
     char value[64];
     bool apart = m->device_memory > 0;
@@ -65,15 +65,15 @@ static void add_memory(Text *out, bool colour, const StepMetrics *m) {
     add_field(out, colour, CYAN, "memory", value);
 }
 
-/* Steps line up: as many columns as the last step needs, at least TorchTitan's two. */
+/* Aligns steps: as many columns as the last step needs, at least TorchTitan's two. */
 static int step_width(int64_t total) {
     int width = 1;
     for (int64_t n = total; n >= 10; n /= 10) width++;
     return width > 2 ? width : 2;
 }
 
-/* The order of TorchTitan's line first, then what weft adds: scripts that look for its fields find them. A
- * step's place in the colours is TorchTitan's too. */
+/* TorchTitan's fields in their order come first, then weft's, so that scripts find TorchTitan's. The colours
+ * are also TorchTitan's. */
 void console_format_step(Text *out, const StepMetrics *m, bool colour) {
     char value[64];
     snprintf(value, sizeof value, "%*lld", step_width(m->total_steps), (long long)m->step);
@@ -90,7 +90,7 @@ void console_format_step(Text *out, const StepMetrics *m, bool colour) {
     if (isfinite(m->data_seconds / m->step_seconds)) {
         add_number(out, colour, DIM, "data", "%.1f%%", 100 * m->data_seconds / m->step_seconds);
     }
-    /* Only where there are ranks to wait for. */
+    /* Only if there are ranks to wait for. */
     if (m->wait_seconds > 0)
         add_number(out, colour, DIM, "wait", "%.1f%%", 100 * m->wait_seconds / m->step_seconds);
     add_number(out, colour, DIM, "lr", "%.2e", m->lr);
@@ -107,8 +107,8 @@ void console_format_step(Text *out, const StepMetrics *m, bool colour) {
     if (m->spike && !m->skipped) text_printf(out, "  %sSPIKE%s", colour ? YELLOW : "", colour ? RESET : "");
 }
 
-/* In the form of a step's line, so that both are read at one glance; NOT FINITE counts tokens, of which one
- * is enough to make the loss NaN. */
+/* Formatted like the line of a step, so that both read alike; NOT FINITE counts tokens, a single one of which
+ * makes the loss NaN. */
 void console_format_validation(Text *out, const ValidationMetrics *v, bool colour) {
     char value[32];
     snprintf(value, sizeof value, "%2lld", (long long)v->step);
@@ -124,7 +124,7 @@ void console_format_validation(Text *out, const ValidationMetrics *v, bool colou
                     colour ? RESET : "");
 }
 
-/* The figures that the task has, in the order in which people look for them. */
+/* The figures that the task has, the most important first. */
 void console_format_task(Text *out, const TaskMetrics *m, bool colour) {
     const TaskFigures *f = &m->figures;
     const struct {
@@ -153,7 +153,7 @@ void console_format_task(Text *out, const TaskMetrics *m, bool colour) {
                     colour ? RESET : "");
 }
 
-/* Each character of the bar takes one column and, as UTF-8, three bytes: hence it is counted apart from the
+/* Each character of the bar takes one column but three bytes of UTF-8, so it is counted separately from the
  * figures. */
 static void add_bar(Text *out, double fraction, int columns, bool unicode) {
     int full = (int)(fraction * columns);
@@ -161,7 +161,7 @@ static void add_bar(Text *out, double fraction, int columns, bool unicode) {
         text_puts(out, i < full ? (unicode ? "━" : "#") : (unicode ? "─" : "."));
 }
 
-/* The figures first: the bar takes what room they leave, and goes when it would be too short to read. */
+/* Figures first: the bar takes the remaining width, and is omitted if it would be too short to read. */
 void console_format_status(Text *out, const StepMetrics *m, int width, bool unicode, bool colour) {
     Text figures = {0};
     char number[32];
@@ -177,7 +177,7 @@ void console_format_status(Text *out, const StepMetrics *m, int width, bool unic
     double fraction = m->total_steps > 0 ? (double)m->step / (double)m->total_steps : 0;
     fraction = fmin(fmax(fraction, 0), 1);
     int room = width - 1 - (int)figures.length - 5;
-    /* A longer bar says no more. */
+    /* A longer bar would not show more. */
     if (room > 40) room = 40;
     text_printf(out, "%3d%% ", (int)(100 * fraction));
     if (room >= 8) {
@@ -186,13 +186,14 @@ void console_format_status(Text *out, const StepMetrics *m, int width, bool unic
         if (colour) text_puts(out, RESET);
     }
     int left = width - 1 - 5 - (room >= 8 ? room : 0);
-    /* Figures are ASCII, so bytes are columns. A terminal too narrow even for them cuts them. */
+    /* Figures are ASCII, so bytes are columns. They are truncated if the terminal is too narrow even for
+     * them. */
     size_t fits = left < 0 ? 0 : (size_t)left;
     text_add(out, figures.data, figures.length < fits ? figures.length : fits);
     text_free(&figures);
 }
 
-/* Frees the line. The rank is named where several ranks write to one terminal. */
+/* Frees the line. The rank is named if several ranks write to one terminal. */
 static void print_line(Text *line, int rank) {
     if (rank < 0)
         log_painted("%s", line->data);
@@ -216,7 +217,7 @@ void console_record(MetricsKind kind, const void *record, int rank) {
     print_line(&line, rank);
 }
 
-/* Ten times a second is enough for the eye; more would cost steps of a tiny model. */
+/* Ten times a second is enough for the eye; more would slow the steps of a tiny model. */
 void console_status(const StepMetrics *m, bool at_once) {
     static double drawn = -1; /* only the training thread draws */
     double now = clock_seconds();
@@ -228,5 +229,5 @@ void console_status(const StepMetrics *m, bool at_once) {
     text_free(&line);
 }
 
-/* An empty status line is none: the next message stands where it was. */
+/* An empty status line means none: the next message takes its place. */
 void console_clear(void) { log_status("%s", ""); }

@@ -1,11 +1,9 @@
-/* The journal of a run: one JSON line an event, appended; what happened stays, over all restarts.
+/* The journal of a run: one JSON line per event, append-only, over all restarts.
  *
- *  J1. A line is written by one write call, so that a kill leaves whole lines and at most one torn at the
- *      end.
- *  J2. Events that someone will look for after a crash are synced at once; a validation's or a spike's are
- *      not worth the wait.
- *  J3. Readers pass over lines they cannot read: a journal is for people, and half of one is better than
- *      none. */
+ *  J1. A line is written by one write call, so a kill tears at most the last one.
+ *  J2. Events that someone will look for after a crash are synced at once; validations and spikes are not
+ *      worth the delay.
+ *  J3. Readers skip lines they cannot parse: a partial journal is better than none. */
 #include "observe/journal.h"
 
 #include <math.h>
@@ -18,13 +16,13 @@
 #include "base/file.h"
 #include "base/json.h"
 
-/* `sync`: on the disk before the run goes on (J2). */
+/* `sync`: on disk before the run continues (J2). */
 typedef struct EventKind {
     const char *name;
     bool sync;
 } EventKind;
 
-/* By name in the file, never by number: kinds may be added in between. */
+/* Stored by name, not by number: kinds may be inserted. */
 static const EventKind kinds[JOURNAL_EVENTS] = {
     [JOURNAL_READ] = {"read", true},
     [JOURNAL_STARTED] = {"started", true},
@@ -48,8 +46,7 @@ static const EventKind kinds[JOURNAL_EVENTS] = {
 
 const char *journal_event_name(JournalEvent event) { return kinds[event].name; }
 
-/* A last line that a crash has torn is ended first (file_open_lines), so that it does not swallow the next
- * one. */
+/* Ends a last line that a crash has torn (file_open_lines), so that it does not corrupt the next one. */
 ErrorCode journal_open(Journal *j, const char *run_dir, Error *err) {
     j->path = path_join(run_dir, JOURNAL_FILE);
     ErrorCode code = file_open_lines(j->path, &j->fd, err);
@@ -57,8 +54,7 @@ ErrorCode journal_open(Journal *j, const char *run_dir, Error *err) {
     return code;
 }
 
-/* A detail is the text of an error or a path: bytes of somebody else, hence as bytes (json_bytes), which
- * are made UTF-8. */
+/* A detail is the text of an error or a path: untrusted bytes, which json_bytes turns into UTF-8. */
 static void begin_entry(JsonWriter *w, Text *out, JournalEvent event, int64_t step, const char *detail) {
     char time[21];
     json_start(w, out, 0);
@@ -86,7 +82,7 @@ static ErrorCode add_line(Journal *j, JournalEvent event, Text *line, Error *err
     return kinds[event].sync ? file_sync(j->fd, j->path, err) : OK;
 }
 
-/* Allocates: events are rare, and none is written inside a step. */
+/* Allocates memory: events are rare, and none is written inside a step. */
 ErrorCode journal_add(Journal *j, JournalEvent event, int64_t step, const char *detail,
                       const JournalFact *facts, Error *err) {
     Text line = {0};
@@ -106,7 +102,7 @@ static void write_file(JsonWriter *w, const JournalFile *f) {
     json_end_object(w);
 }
 
-/* For people: "config run.yaml, source parts (12 files)". The first ones stand for a long list. */
+/* For people: "config run.yaml, source parts (12 files)". Long lists are cut after the first entries. */
 static void describe_files(const JournalFile *files, size_t count, Text *out) {
     enum { MOST = 12 };
     char number[32];
@@ -140,15 +136,15 @@ void journal_close(Journal *j) {
 
 /* ---- reading ---- */
 
-/* "" where the line has no such member, so that readers need not ask for NULL. The caller frees it. */
+/* "" if the line has no such member, so that readers need not check for NULL. The caller frees it. */
 static char *copy_string(const cJSON *object, const char *key) {
     const char *value = "";
     if (json_get_string(object, JOURNAL_FILE, key, false, &value, NULL) != OK) value = "";
     return mem_strdup(value);
 }
 
-/* All numbers of the object but its step, in the order of the line; ends with one without a name. By being
- * numbers, not by a list of names: a fact that a later version adds is shown by this one. */
+/* All numbers of the object except its step, in the order of the line; ends with a fact without a name.
+ * Selected by type, not by a list of names, so that facts of later versions are shown too. */
 static JournalFact *copy_facts(const cJSON *object) {
     int size = cJSON_GetArraySize(object), count = 0;
     JournalFact *facts = mem_alloc_array((size_t)size + 1, sizeof *facts);
@@ -160,8 +156,8 @@ static JournalFact *copy_facts(const cJSON *object) {
     return facts;
 }
 
-/* A line of a later version with members that are not known here is a good line. An entry has an event at
- * least; *e is not touched when it is none. Its strings and facts are the table's. */
+/* A line of a later version with unknown members is valid. An entry needs at least an event; *e is unchanged
+ * if the line is none. The table owns its strings and facts. */
 static bool read_entry(JournalEntry *e, const char *line, size_t length) {
     cJSON *root = NULL;
     int64_t step = 0;
@@ -176,14 +172,14 @@ static bool read_entry(JournalEntry *e, const char *line, size_t length) {
     return good;
 }
 
-/* One more than there are newlines: the last line may have none. */
+/* One more than there are newlines: the last line may lack one. */
 static size_t count_lines(const char *data, size_t length) {
     size_t lines = 1;
     for (size_t i = 0; i < length; i++) lines += data[i] == '\n';
     return lines;
 }
 
-/* Room for as many entries as lines is taken at once: lines that are none leave some of it unused. */
+/* Allocates one entry per line at once; lines that are not entries leave some of them unused. */
 void journal_table_parse(JournalTable *t, const char *at, size_t length) {
     const char *end = length ? at + length : at;
     *t = (JournalTable){.entries = mem_alloc_array(count_lines(at, length), sizeof *t->entries)};
@@ -195,7 +191,7 @@ void journal_table_parse(JournalTable *t, const char *at, size_t length) {
     }
 }
 
-/* Everything is copied, so the map goes at once. The table may be freed after a failure too. */
+/* Everything is copied, so the map is released at once. The table may be freed after a failure too. */
 ErrorCode journal_table_read(JournalTable *t, const char *path, Error *err) {
     *t = (JournalTable){0};
     FileMap map;
@@ -218,7 +214,7 @@ void journal_table_free(JournalTable *t) {
     *t = (JournalTable){0};
 }
 
-/* The newest: a run that went on elsewhere has other facts. */
+/* The newest: a run that continued on another machine has other facts. */
 double journal_table_fact(const JournalTable *t, const char *name) {
     for (size_t i = t->count; i-- > 0;) {
         for (const JournalFact *f = t->entries[i].facts; f->name; f++) {

@@ -1,21 +1,22 @@
-/* The program of metrics.command: started, fed and ended without ever waiting for it, but for its end.
+/* The program of metrics.command: started, fed and ended without ever waiting for it, except at its end.
  *
- *  L1. A line is one write(2) of at most PIPE_BUF bytes to a pipe that does not block: it is there whole or
- *      not at all.
- *  L2. The child has no descriptor of ours but its stdin and its log: it keeps neither the run's lock nor a
- *      terminal or launcher that waits for the end of our output.
- *  L3. A child is reaped exactly once, at the end, and after `child` is 0 its number is not used again. Until
- *      then the number is that of its group, which may outlive it.
+ *  L1. A line is one write(2) of at most PIPE_BUF bytes to a non-blocking pipe: it is written completely or not
+ *      at all.
+ *  L2. The child inherits only its stdin and its log: it keeps neither the run's lock nor a terminal, nor a
+ *      launcher that waits for the end of the run's output.
+ *  L3. The child is reaped exactly once, at the end, and once `child` is 0 its number is not used again.
+ *      Until then the number is that of its process group, which may outlive it.
  *
  *     run                                    the program
  *     listener_open   --spawn-->             starts; stdin is the pipe, stdout and stderr the log
- *     listener_send   --a line a write-->    reads as it likes; what does not fit is left out and counted
+ *     listener_send   --a line per write-->  reads at its own pace; lines that do not fit are dropped and counted
  *     listener_close  --end of file-->       has `seconds` to finish
  *                     --SIGTERM-->           GRACE seconds more, its whole group
- *                     --SIGKILL-->           gone, and reaped
- *                     --SIGTERM, SIGKILL-->  what is left of its group, also where it ended by itself
+ *                     --SIGKILL-->           killed, and reaped
+ *                     --SIGTERM, SIGKILL-->  the rest of its group, also if it ended by itself
  *
- * A write to a program that has ended is EPIPE and no signal: the run ignores SIGPIPE before it opens one. */
+ * A write to a program that has ended gives EPIPE and no signal: the run ignores SIGPIPE before it opens
+ * one. */
 #include "observe/listener.h"
 
 #include <errno.h>
@@ -34,16 +35,16 @@
 #include "base/file.h"
 #include "base/log.h"
 
-/* ROOM is as much as Linux lets any process ask for unless it is told otherwise; GLANCE is short against the
- * seconds one waits, and long against the cost of a look. */
-#define ROOM (1 << 20)  /* of the pipe, where the system gives so much: some thousand records */
+/* ROOM is Linux's default maximum for any process. GLANCE is short compared to the seconds of a wait, and
+ * long compared to the cost of a check. */
+#define ROOM (1 << 20)  /* size of the pipe, if the system allows it: some thousand records */
 #define GRACE 1.0       /* seconds between SIGTERM and SIGKILL */
-#define GLANCE 20000000 /* nanoseconds between looks at a child that is to end */
+#define GLANCE 20000000 /* nanoseconds between checks of a child that is to end */
 
 /* ---- starting ---- */
 
-/* Every signal as a fresh process has it, none blocked; a group of its own. An ignored signal would stay
- * ignored in the child (SIGPIPE is), and so would a blocked one stay blocked. */
+/* All signals have their defaults and are unblocked, as in a new session; the child gets a process group of
+ * its own. Otherwise it would inherit ignored (SIGPIPE) and blocked signals. */
 static void set_attributes(posix_spawnattr_t *a) {
     sigset_t all, none;
     sigfillset(&all);
@@ -54,8 +55,8 @@ static void set_attributes(posix_spawnattr_t *a) {
     posix_spawnattr_setflags(a, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
 }
 
-/* Our environment and one variable more; the array is the caller's, its strings are not. One that is there
- * already is replaced: of two with one name, programs take either. */
+/* The environment plus one variable; the caller frees the array, not its strings. An existing variable of
+ * that name is replaced: if there were two, programs could use either. */
 static char **environment_with(char *variable) {
     size_t count = 0, kept = 0;
     while (environ[count]) count++;
@@ -67,9 +68,9 @@ static char **environment_with(char *variable) {
     return all;
 }
 
-/* Returns 0 or an errno, as posix_spawn does. By posix_spawnp and not by fork: a fork of a process of many
- * GiB, with threads and MPI in it, would copy its page tables and may not be safe. dup2 clears close-on-exec
- * on the copies; everything above stderr is closed in the child, whoever opened it. */
+/* Returns 0 or an errno, like posix_spawn. Uses posix_spawnp instead of fork: forking a process of many GiB,
+ * with threads and MPI, would copy its page tables and may not be safe. dup2 clears close-on-exec on the
+ * copies; the child closes everything above stderr, whoever opened it. */
 static int spawn(Listener *l, char **argv, char **environment, int input, int log) {
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attributes;
@@ -87,8 +88,8 @@ static int spawn(Listener *l, char **argv, char **environment, int input, int lo
     return failed;
 }
 
-/* The ends of the pipe lie above the standard descriptors even where a launcher has closed those: dup2 in
- * the child would otherwise tread on one of them. */
+/* Both ends of the pipe are above the standard descriptors, even if a launcher has closed those: otherwise
+ * dup2 in the child could overwrite one of them. */
 static bool make_pipe(int ends[2]) {
     int low[2];
     if (pipe2(low, O_CLOEXEC) != 0) return false;
@@ -102,9 +103,9 @@ static bool make_pipe(int ends[2]) {
     return false;
 }
 
-/* Returns 0 or an errno. The reading end is closed here once the child has its own: else a program that has
- * ended would never show as EPIPE. Non-blocking is a matter of the open file, and each end of a pipe is one
- * of its own, so the child's reads block as it expects. */
+/* Returns 0 or an errno. The read end is closed here once the child has its own: otherwise the end of the
+ * program would never show as EPIPE. O_NONBLOCK belongs to the open file, and each end of a pipe is a
+ * separate one, so the child's reads block as it expects. */
 static int start(Listener *l, const char *run_dir, char **argv, int log) {
     int ends[2];
     if (!make_pipe(ends)) return errno;
@@ -121,14 +122,14 @@ static int start(Listener *l, const char *run_dir, char **argv, int log) {
         close(ends[1]);
         return failed;
     }
-    fcntl(ends[1], F_SETPIPE_SZ, ROOM); /* what it is otherwise will do */
+    fcntl(ends[1], F_SETPIPE_SZ, ROOM); /* the default size works, too */
     fcntl(ends[1], F_SETFL, O_NONBLOCK);
     l->fd = ends[1];
     return 0;
 }
 
-/* The log is opened first: without it the program is not started. Our descriptor of it is closed once the
- * child has its own. `words` have no NULL at their end, which an argv needs. */
+/* The log is opened first: without it the program is not started. This process closes its descriptor of the
+ * log once the child has its own. `words` is not NULL-terminated, but an argv must be. */
 void listener_open(Listener *l, const char *run_dir, size_t count, char *const *words, Text *message) {
     char **argv = mem_alloc_array(count + 1, sizeof *argv), name[80],
          *path = path_join(run_dir, LISTENER_LOG);
@@ -152,8 +153,8 @@ void listener_open(Listener *l, const char *run_dir, size_t count, char *const *
 
 /* ---- feeding ---- */
 
-/* True once it has ended; it is not reaped (L3). Without WNOHANG in `options` it is waited for. Where
- * somebody else has reaped it nothing is known of its end. */
+/* True once the child has ended, without reaping it (L3). Waits for it unless `options` contains WNOHANG. If
+ * somebody else has reaped it, its status is unknown. */
 static bool look_at_end(const Listener *l, int options, int *status) {
     siginfo_t end = {.si_pid = 0};
     int failed;
@@ -172,13 +173,13 @@ static void add_end(int status, Text *message) {
         text_printf(message, "ended with status %d", WEXITSTATUS(status));
 }
 
-/* The end of the file, for the program; without a pipe nothing happens. */
+/* Signals end of file to the program; no-op without a pipe. */
 static void close_pipe(Listener *l) {
     if (l->fd >= 0) close(l->fd);
     l->fd = -1;
 }
 
-/* It reads no more: it has ended, or closed its stdin. What became of it shows when it is reaped. */
+/* The program reads no more: it has ended, or closed its stdin. Its status shows when it is reaped. */
 static void lost(Listener *l, Text *message) {
     int status;
     close_pipe(l);
@@ -193,8 +194,8 @@ static void lost(Listener *l, Text *message) {
                 (long long)l->taken, LISTENER_LOG);
 }
 
-/* A short write cannot be: up to PIPE_BUF bytes go whole or not at all (L1). Any failure but EPIPE counts as
- * a record that did not fit: the next one may. */
+/* Writes are never short: up to PIPE_BUF bytes are written completely or not at all (L1). Any failure but
+ * EPIPE counts as a dropped record: the next one may fit. */
 void listener_send(Listener *l, const char *line, size_t length, Text *message) {
     ssize_t written;
     if (l->fd < 0) return;
@@ -221,7 +222,7 @@ void listener_send(Listener *l, const char *line, size_t length, Text *message) 
 
 /* ---- ending ---- */
 
-/* Others may wait for us meanwhile: the beat says that this is no hang. */
+/* Other ranks may be waiting meanwhile: the heartbeat tells their watchdogs that this is no hang. */
 static bool ends_within(const Listener *l, double seconds, int *status) {
     double until = clock_seconds() + seconds;
     while (!has_ended(l, status)) {
@@ -232,8 +233,8 @@ static bool ends_within(const Listener *l, double seconds, int *status) {
     return true;
 }
 
-/* Its whole group: what a script has started goes with it. SIGKILL cannot be refused, so the last wait has an
- * end. */
+/* Ends the whole group, including processes that a script has started. SIGKILL cannot be ignored, so the last
+ * wait terminates. */
 static void put_down(const Listener *l, int *status) {
     kill(-l->child, SIGTERM);
     if (ends_within(l, GRACE, status)) return;
@@ -241,7 +242,8 @@ static void put_down(const Listener *l, int *status) {
     look_at_end(l, 0, status);
 }
 
-/* It has ended, which ends nothing that it has started. Only what made a group of its own stays. */
+/* Reaps the child, and ends the processes in its group, which outlive it. Only processes that made a group of
+ * their own survive. */
 static void clear_group(Listener *l) {
     pid_t group = l->child, pid;
     double until = clock_seconds() + GRACE;
@@ -255,8 +257,8 @@ static void clear_group(Listener *l) {
     kill(-group, SIGKILL);
 }
 
-/* Silent when a program ended well, or had been said to have gone before (`listening` false). Otherwise it
- * goes on with the sentence that stands in `said`, if there is one: all is told at once. */
+/* Silent if the program ended well, or if its end was already reported (`listening` false). Otherwise it
+ * continues the sentence in `message`, if there is one, so that everything is reported at once. */
 static void add_ending(Listener *l, bool listening, double seconds, Text *message) {
     int status = 0;
     bool ended = ends_within(l, seconds, &status);
@@ -275,7 +277,7 @@ static void add_ending(Listener *l, bool listening, double seconds, Text *messag
     }
 }
 
-/* The pipe first: most programs end when their input does, and only what stays is waited for. */
+/* The pipe first: most programs end with their input, and only the others are waited for. */
 void listener_close(Listener *l, double seconds, Text *message) {
     if (!l->name) return;
     bool listening = l->fd >= 0;

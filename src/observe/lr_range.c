@@ -1,5 +1,5 @@
-/* Four marks on the curve of loss over learning rate. They are read off the smoothed curve: single losses
- * jump by more than a step of the learning rate changes them. */
+/* Four marks on the curve of loss over learning rate. They are taken from the smoothed curve, since single
+ * losses vary more than a step of the learning rate changes them. */
 #include "observe/lr_range.h"
 
 #include <math.h>
@@ -7,8 +7,8 @@
 
 #include "observe/chart.h"
 
-/* Shares of the whole fall that count as having fallen, and as having risen again; share of the first loss
- * below which a fall is none. */
+/* Fractions of the total fall that count as having fallen, and as having risen again; fraction of the first
+ * loss below which there is no fall. */
 static const double FALLEN = 0.05, RISEN = 0.1, NOTHING = 0.01;
 
 typedef struct Curve {
@@ -17,8 +17,8 @@ typedef struct Curve {
     size_t count, window, lowest;
 } Curve;
 
-/* What is above the first loss, or not finite, counts as that: a loss that explodes would reach far back into
- * the smoothed curve. */
+/* Losses above the first one, or non-finite, are clamped to it: an exploding loss would distort a large part
+ * of the smoothed curve. */
 static void smooth(Curve *c, const MetricsTable *t) {
     double *raw = mem_alloc_array(t->step_count, sizeof *raw), first = t->steps[0].loss;
     for (size_t i = 0; i < t->step_count; i++) raw[i] = fmin(t->steps[i].loss, first);
@@ -30,7 +30,7 @@ static void smooth(Curve *c, const MetricsTable *t) {
     free(raw);
 }
 
-/* Behind the last step that had not fallen yet. */
+/* The step after the last one that had not fallen yet. */
 static size_t find_fall(const Curve *c, double fallen) {
     size_t i = c->lowest;
     while (i > 0 && c->loss[i - 1] <= fallen) i--;

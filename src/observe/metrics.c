@@ -1,10 +1,10 @@
-/* Records of steps and validations: their file (its invariants stand in metrics.h), the window over which
- * speeds are taken, and the table that reads them back. The table of fields is the only list of a record's
- * members: a new one is a line there.
+/* Records of steps and validations: their file (metrics.h has its invariants), the window over which speeds
+ * are averaged, and the table that reads them back. The table of fields is the only list of a record's
+ * members: a new member is one line there.
  *
- * Speeds are means over the steps since the last logged one (MetricsWindow), not of the last step alone:
- * one slow step in ten should show as a tenth. What a step waits for by design (saves, validations) is a
- * pause, counted apart, so that it changes the remaining time and not the speed. */
+ * Speeds are means over the steps since the last logged one (MetricsWindow), not of the last step alone: one
+ * slow step in ten should show as a tenth. Time that a step spends on saves and validations is a pause,
+ * counted separately: it affects the remaining time, not the speed. */
 #include "observe/metrics.h"
 
 #include <math.h>
@@ -16,19 +16,19 @@
 #include "base/json.h"
 #include "base/memory.h"
 
-/* A record's members, once: writing and reading walk the same table. */
+/* A record's members, listed once: writing and reading use the same table. */
 typedef enum FieldType { FIELD_INT, FIELD_DOUBLE, FIELD_BOOL, FIELD_NAME } FieldType;
-/* `curve` says which members two runs are compared by (metrics_compare). Times, rates and memory are others
- * each time, and deviations and spikes follow from losses and norms: none of them is a difference of its
- * own. */
+/* `curve` marks the members by which two runs are compared (metrics_compare). Times, rates and memory differ
+ * each time, and deviations and spikes follow from losses and norms: none of them is a separate
+ * difference. */
 typedef struct Field {
     const char *key;
     FieldType type;
     size_t offset;
-    bool curve; /* a function of configuration and data; not a matter of time, place or observation */
+    bool curve; /* depends on configuration and data, not on time or machine */
 } Field;
 
-/* Key and field have one name, so that no table of names can go out of date. */
+/* Key and field have the same name, so that no table of names can become outdated. */
 #define STEP_FIELD(name, type) \
     { #name, type, offsetof(StepMetrics, name), false }
 #define STEP_CURVE(name, type) \
@@ -151,7 +151,7 @@ static const Field source_fields[] = {
     SOURCE_CURVE(epoch, FIELD_DOUBLE), {NULL, FIELD_INT, 0, false},
 };
 
-/* `kind`, the first member of a record, is by what a reader knows what follows. */
+/* `kind`, the first member of a record, tells a reader which members follow. */
 static const struct {
     const char *name;
     const Field *fields;
@@ -160,7 +160,7 @@ static const struct {
     [METRICS_SET] = {"set", set_fields},       [METRICS_TASK] = {"task", task_fields},
     [METRICS_PROBE] = {"probe", probe_fields}, [METRICS_SOURCE] = {"source", source_fields}};
 
-/* Fields in the order of the table, "kind" first: a person and awk both find them. */
+/* Fields in the order of the table, "kind" first, which is convenient for people and awk. */
 static void write_record(Text *out, MetricsKind kind, const void *record) {
     JsonWriter w;
     json_start(&w, out, 0);
@@ -169,7 +169,7 @@ static void write_record(Text *out, MetricsKind kind, const void *record) {
     for (const Field *f = kinds[kind].fields; f->key; f++) {
         const char *at = (const char *)record + f->offset;
         json_key(&w, f->key);
-        /* By memcpy: the offset says where a field is, not that it may be read as another type. */
+        /* By memcpy: the offset locates the field, but does not allow access as another type. */
         switch (f->type) {
         case FIELD_INT: {
             int64_t value;
@@ -191,10 +191,10 @@ static void write_record(Text *out, MetricsKind kind, const void *record) {
     text_add(out, "\n", 1);
 }
 
-/* A record of a thing without its name is a bad line: its figures would be nobody's.
- * A missing number reads as NaN (or 0), so that files of older versions stay readable. A number of the wrong
- * kind makes the line a bad one. Whole numbers up to 2^53, as a reader of JSON may hold all numbers as
- * doubles. Keys that are not in the table are passed over: a later version may have written them. */
+/* A record of something named that lacks its name is a bad line. A missing number is read as NaN (or 0), so
+ * that files of older versions stay readable; a number of the wrong kind makes the line bad. Integers up to
+ * 2^53, since a JSON reader may store all numbers as doubles. Unknown keys are ignored: a later version may
+ * have written them. */
 static bool read_record(const cJSON *object, MetricsKind kind, void *record) {
     for (const Field *f = kinds[kind].fields; f->key; f++) {
         char *at = (char *)record + f->offset;
@@ -220,8 +220,8 @@ static bool read_record(const cJSON *object, MetricsKind kind, void *record) {
     return true;
 }
 
-/* By memcpy: the offset says where a member is, not that it may be read as another type. Both are eight
- * bytes, and only the one that is meant is used. */
+/* By memcpy: the offset locates the member, but does not allow access as another type. Both types have eight
+ * bytes, and only the right one is used. */
 double metrics_number(const void *record, size_t offset, bool whole) {
     const char *at = (const char *)record + offset;
     int64_t integer;
@@ -242,8 +242,7 @@ TaskFigure metrics_task_figure(const TaskMetrics *m) {
 
 /* ---- the window ---- */
 
-/* `seconds` is the whole step, of which data and waiting are parts. A window, from one logged step to the
- * next:
+/* `seconds` is the whole step, including data and waiting. A window, from one logged step to the next:
  *
  *     |--- step ---|--- step ---|-- pause --|--- step ---|     seconds: the steps; pause_seconds: the pause
  *      data wait                 save                          data_seconds, wait_seconds: parts of steps */
@@ -258,14 +257,14 @@ void metrics_window_step(MetricsWindow *w, int64_t tokens, double seconds, doubl
     w->run_seconds += seconds;
 }
 
-/* Of a pause that lies between steps. */
+/* For a pause between steps. */
 void metrics_window_pause(MetricsWindow *w, double seconds) {
     w->pause_seconds += seconds;
     w->run_pause_seconds += seconds;
 }
 
-/* The newest window tells the speed of a step; pauses are rare, so their share comes from the whole run.
- * The speed of the newest window follows a machine that has become slower or faster. */
+/* The speed of a step is taken from the newest window, so that it follows a machine that becomes slower or
+ * faster. Pauses are rare, so their fraction is taken from the whole run. */
 static double remaining_seconds(const MetricsWindow *w, const StepMetrics *m) {
     if (w->run_steps <= 0) return (double)NAN;
     double step = w->steps > 0 ? w->seconds / (double)w->steps : w->run_seconds / (double)w->run_steps;
@@ -274,8 +273,8 @@ static double remaining_seconds(const MetricsWindow *w, const StepMetrics *m) {
     return (double)left * (step + pause);
 }
 
-/* Quotients of an empty window are NaN, which the console and the file show as "not known". The window
- * goes on: this is for the status line between logged steps. */
+/* Quotients of an empty window are NaN, which the console and the file show as unknown. The window stays
+ * open: this is for the status line between logged steps. */
 void metrics_window_peek(const MetricsWindow *w, double flops_per_token, double peak_flops, StepMetrics *m) {
     double steps = w->steps > 0 ? (double)w->steps : (double)NAN;
     m->step_seconds = w->seconds / steps;
@@ -286,7 +285,7 @@ void metrics_window_peek(const MetricsWindow *w, double flops_per_token, double 
     m->flops_per_second = m->tokens_per_second * flops_per_token;
     m->mfu = peak_flops > 0 ? m->flops_per_second / peak_flops : (double)NAN;
     m->eta = remaining_seconds(w, m);
-    /* Read here, at each step's end, where nothing is allocated. */
+    /* Read here, at each step's end, without any allocation. */
     MemoryUse use = memory_use();
     m->memory_resident = (int64_t)use.resident;
     m->memory_peak = (int64_t)use.peak;
@@ -296,7 +295,7 @@ void metrics_window_peek(const MetricsWindow *w, double flops_per_token, double 
         w->device_memory > 0 ? (double)w->device_taken / (double)w->device_memory : (double)NAN;
 }
 
-/* What concerns the run as a whole stays. */
+/* Totals of the whole run are kept. */
 void metrics_window_close(MetricsWindow *w, double flops_per_token, double peak_flops, StepMetrics *m) {
     metrics_window_peek(w, flops_per_token, peak_flops, m);
     w->steps = w->tokens = 0;
@@ -305,8 +304,8 @@ void metrics_window_close(MetricsWindow *w, double flops_per_token, double peak_
 
 /* ---- the file ---- */
 
-/* Takes the next line of a buffer; false at its end. A last line without a newline is torn: *whole is false.
- */
+/* Takes the next line of a buffer; false at its end. A last line without a newline is torn: *whole is
+ * false. */
 static bool next_line(const char **at, const char *end, const char **line, size_t *length, bool *whole) {
     if (*at == end) return false;
     const char *newline = memchr(*at, '\n', (size_t)(end - *at));
@@ -317,7 +316,7 @@ static bool next_line(const char **at, const char *end, const char **line, size_
     return true;
 }
 
-/* A record and what kind it is; NULL when the line is none. The caller deletes it. */
+/* A record and its kind; NULL for an invalid line. The caller deletes it. */
 static cJSON *parse_line(const char *line, size_t length, MetricsKind *kind) {
     cJSON *root = NULL;
     const char *name = NULL;
@@ -332,9 +331,9 @@ static cJSON *parse_line(const char *line, size_t length, MetricsKind *kind) {
     return NULL;
 }
 
-/* Invariants 2 and 3: rewrites the file when it holds a torn line or a step beyond `resumed`. A line that
- * cannot be read goes too: its step is not known to be below. By one atomic rewrite, so that a crash here
- * loses nothing; the file is a few hundred bytes a logged step. */
+/* Invariants 2 and 3: rewrites the file if it holds a torn line or a step beyond `resumed`. An unreadable
+ * line is removed too, since its step is unknown. A single atomic rewrite, so that a crash here loses
+ * nothing; the file has a few hundred bytes per logged step. */
 static ErrorCode drop_beyond(const char *path, int64_t resumed, Error *err) {
     FileMap map;
     TRY(file_map(&map, path, err));
@@ -358,13 +357,13 @@ static ErrorCode drop_beyond(const char *path, int64_t resumed, Error *err) {
     return code;
 }
 
-/* Rank 0 writes the run's curve; others, where they are asked to log at all, files of their own. */
+/* Rank 0 writes the run's metrics; other ranks, if they log at all, have files of their own. */
 char *metrics_file_name(int rank, char out[32]) {
     snprintf(out, 32, rank == 0 ? METRICS_FILE : "metrics-%05d.jsonl", rank);
     return out;
 }
 
-/* A run that begins anew empties the file: it must not continue a stranger's curve. */
+/* A run that starts over empties the file: it must not continue another run's curve. */
 ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *name, int64_t resumed,
                            Error *err) {
     *log = (MetricsLog){.fd = -1, .path = path_join(run_dir, name)};
@@ -377,7 +376,7 @@ ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *nam
     return code;
 }
 
-/* One write, to a file that is open for appending: a crash tears at most this line. */
+/* One write to a file in append mode: a crash tears at most this line. */
 ErrorCode metrics_log_add(MetricsLog *log, MetricsKind kind, const void *record, Error *err) {
     text_clear(&log->line);
     write_record(&log->line, kind, record);
@@ -386,7 +385,7 @@ ErrorCode metrics_log_add(MetricsLog *log, MetricsKind kind, const void *record,
 
 ErrorCode metrics_log_sync(MetricsLog *log, Error *err) { return file_sync(log->fd, log->path, err); }
 
-/* Of a log that was never opened, too. */
+/* Also for a log that was never opened. */
 void metrics_log_close(MetricsLog *log) {
     if (log->path && log->fd >= 0) close(log->fd);
     free(log->path);
@@ -394,8 +393,8 @@ void metrics_log_close(MetricsLog *log) {
     *log = (MetricsLog){.fd = -1};
 }
 
-/* Room for one more item; grows by doubling. Full is at 0 and at powers of two, so no capacity is kept beside
- * the count. May move the items; the caller stores what it returns. */
+/* Makes space for one more item; grows by doubling. The capacity is implied by the count, since the array is
+ * full at 0 and at powers of two. May move the items; the caller stores the result. */
 static void *grow(void *items, size_t count, size_t each) {
     bool full = (count & (count - 1)) == 0;
     size_t bytes;
@@ -404,17 +403,17 @@ static void *grow(void *items, size_t count, size_t each) {
     return mem_grow(items, bytes);
 }
 
-/* *out is worth nothing after false. */
+/* *out is undefined after false. */
 bool metrics_parse(const char *line, size_t length, MetricsRecord *out) {
     *out = (MetricsRecord){.kind = METRICS_KINDS};
     cJSON *record = parse_line(line, length, &out->kind);
     if (!record) return false;
-    bool good = read_record(record, out->kind, &out->step); /* all begin where the union does */
+    bool good = read_record(record, out->kind, &out->step); /* all records begin where the union does */
     cJSON_Delete(record);
     return good;
 }
 
-/* A line that cannot be read is counted, not fatal: the rest of the curve is worth seeing. */
+/* An unreadable line is counted, not fatal: the rest of the curve is still useful. */
 static bool table_add(MetricsTable *t, const char *line, size_t length) {
     MetricsRecord r;
     if (!metrics_parse(line, length, &r)) return false;
@@ -448,8 +447,8 @@ static bool table_add(MetricsTable *t, const char *line, size_t length) {
     return true;
 }
 
-/* Bad lines are counted and no error; whoever reads the table says how many there were. t is freed by
- * metrics_table_free, after a failure too. */
+/* Bad lines are counted and no error; the caller reports their number. metrics_table_free frees t, after a
+ * failure too. */
 ErrorCode metrics_table_read(MetricsTable *t, const char *path, Error *err) {
     *t = (MetricsTable){0};
     FileMap map;
@@ -474,7 +473,7 @@ void metrics_table_free(MetricsTable *t) {
     *t = (MetricsTable){0};
 }
 
-/* A logged step holds the mean of the steps since the one before it, so mean times number is their sum. */
+/* A logged step holds the mean of the steps since the previous one, so mean times number is their sum. */
 double metrics_training_seconds(const MetricsTable *t) {
     double seconds = 0;
     int64_t before = 0;
@@ -486,13 +485,13 @@ double metrics_training_seconds(const MetricsTable *t) {
     return seconds > 0 ? seconds : (double)NAN;
 }
 
-/* The step of record i of those up to `resumed`; 0 before the first, `resumed` behind the last. */
+/* The step of record i among those up to `resumed`; 0 before the first, `resumed` after the last. */
 static int64_t step_at(const MetricsTable *t, size_t i, int64_t resumed) {
     return i == 0 ? 0 : i <= t->step_count && t->steps[i - 1].step < resumed ? t->steps[i - 1].step : resumed;
 }
 
-/* How often a run logs may change between two starts: a distance is a gap where both of its neighbours are
- * shorter, and log_freq too. */
+/* The logging frequency may change between two starts: an interval is a gap if it is longer than both of its
+ * neighbours and than log_freq. */
 MetricsHole metrics_hole(const MetricsTable *t, int64_t resumed, int64_t log_freq) {
     MetricsHole hole = {0};
     int64_t before = log_freq, from = 0;
@@ -506,7 +505,7 @@ MetricsHole metrics_hole(const MetricsTable *t, int64_t resumed, int64_t log_fre
             if (hole.records == 0) hole = (MetricsHole){0, from, to};
             hole.records += missing;
         } else {
-            before = from == 1 ? to : to - from; /* the first step is logged whatever the distance */
+            before = from == 1 ? to : to - from; /* the first step is always logged */
         }
         from = to;
     }
@@ -520,9 +519,9 @@ static double number_of(const Field *f, const void *record) {
     return metrics_number(record, f->offset, f->type == FIELD_INT);
 }
 
-/* By bits, but for one not-a-number, which is like another: a file keeps no more of it. out: the two values
- * of the field that is returned; NULL when all curves agree. In the order of the table, so the loss is named
- * before the norm that follows from it. */
+/* By bits, except that all NaNs are equal, since a file does not distinguish them. Returns the first field
+ * that differs, with its two values in out; NULL if no `curve` field differs. In the order of the table, so
+ * the loss is named before the norm that follows from it. */
 static const Field *first_other(const Field *fields, const void *a, const void *b, double out[2]) {
     for (const Field *f = fields; f->key; f++) {
         out[0] = number_of(f, a);
@@ -533,8 +532,7 @@ static const Field *first_other(const Field *fields, const void *a, const void *
     return NULL;
 }
 
-/* The records of one kind as bytes of `size` each, so that steps and validations are compared by one
- * function. */
+/* The records of one kind as bytes of `size` each, so that one function compares steps and validations. */
 typedef struct Records {
     const char *kind;
     const Field *fields;
@@ -559,9 +557,9 @@ static int64_t step_of(const Records *r, size_t i) {
 _Static_assert(offsetof(StepMetrics, step) == 0 && offsetof(ValidationMetrics, step) == 0,
                "step comes first");
 
-/* How many steps before `end` both have records of, up to the first that differs, which is not counted. Both
- * ascend by steps, so one walk over both is enough. A step of which only one run has a record is passed over.
- * d->figure is NULL when nothing differs before `end`. */
+/* Counts the steps before `end` of which both have equal records, up to the first difference. Both ascend by
+ * step, so a single pass is enough. Steps of which only one run has a record are skipped. d->figure is NULL
+ * if nothing differs before `end`. */
 static size_t compare_records(const Records *a, const Records *b, int64_t end, MetricsDifference *d) {
     size_t i = 0, j = 0, same = 0;
     *d = (MetricsDifference){0};
@@ -585,8 +583,8 @@ static size_t compare_records(const Records *a, const Records *b, int64_t end, M
     return same;
 }
 
-/* Steps and validations are walked apart; the earlier difference is the first one, and of the same step that
- * of the training. Then both are counted again up to there. */
+/* Steps and validations are compared separately; the earlier difference is the first one, and training comes
+ * first within a step. Then both are counted again up to it. */
 void metrics_compare(const MetricsTable *a, const MetricsTable *b, MetricsComparison *out) {
     Records steps[2] = {records_of(a, true), records_of(b, true)},
             validations[2] = {records_of(a, false), records_of(b, false)};
@@ -596,7 +594,7 @@ void metrics_compare(const MetricsTable *a, const MetricsTable *b, MetricsCompar
     *out = (MetricsComparison){.steps = count[0], .validations = count[1]};
     out->differs = d[0].figure || d[1].figure;
     if (!out->differs) return;
-    /* What comes after the first difference is no matter: that it was the same would be chance. */
+    /* Equal records after the first difference do not count: they would be a coincidence. */
     out->first = d[!d[0].figure || (d[1].figure && d[1].step < d[0].step)];
     out->steps = compare_records(&steps[0], &steps[1], out->first.step, &d[0]);
     out->validations = compare_records(&validations[0], &validations[1], out->first.step, &d[1]);

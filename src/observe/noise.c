@@ -1,9 +1,9 @@
-/* Both means begin at zero and are too small alike at first, which their ratio does not see. */
+/* Both means start at zero and are equally biased at first, so the bias cancels in their ratio. */
 #include "observe/noise.h"
 
 #include <math.h>
 
-#define KEPT 0.99 /* of a mean, at each step */
+#define KEPT 0.99 /* weight of the old mean at each step */
 
 void noise_add(NoiseMean *m, double signal, double variance) {
     if (!isfinite(signal) || !isfinite(variance)) return;

@@ -1,6 +1,6 @@
-/* Curves in the terminal: braille dots (two by four a character) where the locale can show them, else one
- * star, or the curve's letter, a character. Dots tell curves apart by colour only, so without colour several
- * curves are letters. */
+/* Curves in the terminal: braille dots (two by four per character) if the locale supports them, otherwise a
+ * star or the curve's letter. Dots distinguish curves only by colour, so without colour several curves are
+ * drawn with letters. */
 #include "observe/plot.h"
 
 #include <math.h>
@@ -9,21 +9,21 @@
 #include <string.h>
 #include <strings.h>
 
-#define LABEL 8 /* characters of an axis label, the space after it not counted */
+#define LABEL 8 /* characters of an axis label, without the following space */
 
-/* The canvas: dots in rows from the top; dot_x by dot_y of them make a character. */
+/* The canvas: rows of dots from the top; dot_x by dot_y of them make a character. */
 typedef struct Canvas {
     int columns, rows, dot_x, dot_y; /* size in characters; dots per character */
     bool several, colour;
-    unsigned char *dots; /* [rows * dot_y][columns * dot_x]: a bit for each curve */
+    unsigned char *dots; /* [rows * dot_y][columns * dot_x]: a bit per curve */
 } Canvas;
 
 typedef struct Range {
     double low, high;
 } Range;
 
-/* The environment as setlocale would read it, in its order of precedence, without the C library's locale:
- * weft never calls setlocale, since numbers must be written with a point. */
+/* The environment, in setlocale's order of precedence, without the C library's locale: weft never calls
+ * setlocale, since numbers must be written with a decimal point. */
 bool plot_locale_is_utf8(void) {
     static const char *const names[] = {"LC_ALL", "LC_CTYPE", "LANG"};
     for (int i = 0; i < 3; i++) {
@@ -44,7 +44,7 @@ static int scale(double value, Range r, int dots) {
     return at < 0 ? 0 : at >= dots ? dots - 1 : at;
 }
 
-/* A straight line between two dots, both ends included. */
+/* A straight line between two dots, including both ends. */
 static void draw_line(Canvas *c, unsigned char curve, int x0, int y0, int x1, int y1) {
     int steps = abs(x1 - x0) > abs(y1 - y0) ? abs(x1 - x0) : abs(y1 - y0);
     for (int i = 0; i <= steps; i++) {
@@ -53,8 +53,8 @@ static void draw_line(Canvas *c, unsigned char curve, int x0, int y0, int x1, in
     }
 }
 
-/* Bits of the braille pattern U+2800, by column and row of the dot; and which curves are in the character.
- * Numbers of the dots, which are those of the bits:
+/* Bits of the braille pattern U+2800, by column and row of the dot, and the curves that are in the character.
+ * Dots are numbered like their bits:
  *
  *     1 4
  *     2 5
@@ -74,10 +74,10 @@ static unsigned braille(const Canvas *c, int column, int row, unsigned *curves) 
     return pattern;
 }
 
-/* SGR parameters; the lighter ones are read on dark and on light ground. */
+/* SGR parameters, readable on dark and on light backgrounds. */
 static const char *const colours[PLOT_CURVES] = {"34", "33", "32", "35", "36", "31", "94", "90"};
 
-/* Of a set of curves its only one; -1: none or several. */
+/* The only curve of a set; -1: none or several. */
 static int only_curve(unsigned curves) {
     if (curves == 0 || (curves & (curves - 1)) != 0) return -1;
     int curve = 0;
@@ -117,7 +117,7 @@ void plot_key(Text *out, size_t curve, bool colour) {
         text_printf(out, "%c", (int)('a' + curve));
 }
 
-/* Eight characters hold every value in one of the two forms. */
+/* Eight characters fit every value in one of the two forms. */
 static void label(char out[32], double value) {
     snprintf(out, 32, "%.*f", fabs(value) < 10 ? 3 : fabs(value) < 1000 ? 1 : 0, value);
     if (strlen(out) > LABEL || (value != 0 && fabs(value) < 1e-2)) snprintf(out, 32, "%.1e", value);
@@ -125,12 +125,12 @@ static void label(char out[32], double value) {
 
 static void add_rows(Text *out, const Canvas *c, Range y, bool unicode) {
     for (int row = 0; row < c->rows; row++) {
-        /* labels at the top, the bottom and, where there is room, the middle */
+        /* labels at the top, the bottom and, if there is space, the middle */
         bool labelled = row == 0 || row == c->rows - 1 || (c->rows >= 5 && row == c->rows / 2);
         char text[32] = "";
         if (labelled) label(text, y.high - (y.high - y.low) * row / (c->rows - 1));
         text_printf(out, "%*s %s", LABEL, text, unicode ? (labelled ? "┤" : "│") : (labelled ? "+" : "|"));
-        int last = c->columns - 1; /* no spaces at the ends of lines */
+        int last = c->columns - 1; /* no trailing spaces */
         for (int column = 0; column <= last; column++) add_cell(out, c, column, row);
         while (out->data[out->length - 1] == ' ') out->data[--out->length] = '\0';
         text_puts(out, "\n");
@@ -169,16 +169,16 @@ static void widen(const PlotCurve *p, Range *rx, Range *ry) {
     }
 }
 
-/* Sizes are brought within what can be drawn and read; infinities and NaNs are gaps. */
+/* Sizes are clamped to a usable range; infinities and NaNs are gaps. */
 void plot_curves(Text *out, const PlotCurve *curves, size_t count, int columns, int rows, bool unicode,
                  bool colour) {
     Range rx = {(double)INFINITY, -(double)INFINITY}, ry = rx;
     CHECK(count <= PLOT_CURVES);
     for (size_t i = 0; i < count; i++) widen(&curves[i], &rx, &ry);
-    /* Nothing finite, nothing drawn. */
+    /* Without finite points nothing is drawn. */
     if (!(rx.low <= rx.high)) return;
-    /* Below 20 nothing is left beside the labels; 1000 bounds the memory by a number from the command
-     * line. */
+    /* Below 20 columns the labels leave no space; 1000 bounds the memory, since the number comes from the
+     * command line. */
     columns = columns < 20 ? 20 : columns > 1000 ? 1000 : columns;
     rows = rows < 3 ? 3 : rows > 1000 ? 1000 : rows;
     bool dots = unicode && (count == 1 || colour);

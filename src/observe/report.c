@@ -1,8 +1,7 @@
-/* One HTML file with the curves, figures, journal and configuration of a run, or with several runs over each
- * other. It opens without a server and fetches nothing.
+/* One HTML file with the curves, figures, journal and configuration of a run, or of several runs in common
+ * charts. It opens without a server and loads nothing.
  *
- *  R1. All of the run that is shown as text is escaped; the content security policy holds where escaping
- *      would fail.
+ *  R1. All text from the run is escaped; the content security policy is a second line of defence.
  *  R2. The size of the page is bounded: charts by pixels (chart.c), the read-out by its buckets
  *      (report_charts.c), the journal by its newest JOURNAL_ROWS events.
  *
@@ -13,10 +12,10 @@
  *     tasks      the newest figures of each  here
  *     probe      the newest, unit by unit    here
  *     journal, configuration                 here
- *     data       what the pointer reads out  report_charts.c; the script that does it, report_page.c
+ *     data       numbers for the read-out    report_charts.c; its script, report_page.c
  *
- * Without the script all is there but the read-out: curves are drawn, scales switched and tables scrolled
- * by the page alone. */
+ * Without scripts only the read-out is missing: HTML and CSS alone draw curves, switch scales and scroll
+ * tables. */
 #include "observe/report.h"
 
 #include <math.h>
@@ -27,11 +26,11 @@
 #include "observe/chart.h"
 #include "observe/report_charts.h"
 
-#define JOURNAL_ROWS 1000 /* the page shows at most so many, the newest */
+#define JOURNAL_ROWS 1000 /* maximum of rows in the page, the newest */
 
 /* ---- journal, configuration ---- */
 
-/* What a person should look at is coloured, and named in words beside. */
+/* Entries that need attention are coloured, and also named in words. */
 static const char *event_style(const char *event) {
     if (strcmp(event, "nonfinite") == 0 || strcmp(event, "diverged") == 0 || strcmp(event, "failed") == 0)
         return "bad";
@@ -39,7 +38,7 @@ static const char *event_style(const char *event) {
     return strcmp(event, "finished") == 0 ? "good" : "";
 }
 
-/* Facts that are whole numbers are shown whole. */
+/* Integral facts are shown without decimals. */
 static void write_entry(Text *out, const JournalEntry *e) {
     char number[32];
     text_puts(out, "<tr><td class=\"t\">");
@@ -61,7 +60,7 @@ static void write_entry(Text *out, const JournalEntry *e) {
     text_puts(out, e->facts->name ? "</small></td></tr>\n" : "</td></tr>\n");
 }
 
-/* The newest, since one opens a report to see how it ended. */
+/* The newest first, since a report is usually opened to see how a run ended. */
 static void write_journal(Text *out, const JournalTable *t) {
     if (t->count == 0) return;
     size_t first = t->count > JOURNAL_ROWS ? t->count - JOURNAL_ROWS : 0;
@@ -74,7 +73,7 @@ static void write_journal(Text *out, const JournalTable *t) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
-/* A figure and its standard error; a dash where the task does not have it. */
+/* A figure and its standard error; a dash if the task does not have it. */
 static void write_figure(Text *out, double value, double error) {
     text_puts(out, "<td class=\"n\">");
     if (isfinite(value))
@@ -101,7 +100,7 @@ static void write_task(Text *out, const TaskMetrics *m) {
     text_puts(out, "</tr>\n");
 }
 
-/* The newest record of each task: those of one evaluation stand together. */
+/* The newest record of each task: those of one evaluation are adjacent. */
 static void write_tasks(Text *out, const MetricsTable *t) {
     if (t->task_count == 0) return;
     text_puts(out, "<h2>Tasks</h2>\n<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th></th>"
@@ -113,7 +112,7 @@ static void write_tasks(Text *out, const MetricsTable *t) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
-/* Each record tells of the steps since the one before it: all of them together, of the run. */
+/* Each record covers the steps since the previous one; their sum covers the run. */
 static double tokens_of_source(const MetricsTable *t, const char *name) {
     double sum = 0;
     for (size_t i = 0; i < t->source_count; i++)
@@ -121,7 +120,7 @@ static double tokens_of_source(const MetricsTable *t, const char *name) {
     return sum;
 }
 
-/* The newest records, one a source. */
+/* The newest record of each source. */
 static void write_sources(Text *out, const MetricsTable *t) {
     char number[32];
     if (t->source_count == 0) return;
@@ -141,7 +140,7 @@ static void write_sources(Text *out, const MetricsTable *t) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
-/* Sizes over many powers of ten: three digits of each. */
+/* Magnitudes span many powers of ten: three digits of each. */
 static void write_size(Text *out, double value) {
     text_puts(out, "<td class=\"n\">");
     if (isfinite(value))
@@ -177,7 +176,7 @@ static void write_probe(Text *out, const MetricsTable *t) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
-/* As text, with the comments that say where each value came from. */
+/* As text, with the comments that name the source of each value. */
 static void write_config(Text *out, const ReportRun *run) {
     if (!run->config) return;
     text_puts(out, "<details><summary>Configuration</summary>\n<div class=\"scroll\" tabindex=\"0\"><pre>");
@@ -187,7 +186,8 @@ static void write_config(Text *out, const ReportRun *run) {
 
 /* ---- several runs ---- */
 
-/* The names as the title, and below each directory in the colour of its run: names alone may be the same. */
+/* The names as the title, and below them each directory in the colour of its run, since names may be
+ * equal. */
 static void write_names(Text *out, const Runs *r) {
     text_puts(out, "<header><div class=\"head\"><h1>");
     for (size_t i = 0; i < r->count; i++) {
@@ -203,8 +203,8 @@ static void write_names(Text *out, const Runs *r) {
     text_puts(out, "</header>\n");
 }
 
-/* A column a run, headed by its colour and name, and one more for `last`, which may be empty. The scrolled
- * box can be reached by the keyboard (tabindex), since its content may be wider than the page. */
+/* A column per run, headed by its colour and name, and an additional one for `last`, which may be empty. The
+ * scrolled box is reachable by keyboard (tabindex), since its content may be wider than the page. */
 static void begin_table(Text *out, const Runs *r, const char *title, const char *last) {
     text_printf(out, "<h2>%s</h2>\n<div class=\"scroll rows\" tabindex=\"0\"><table><thead><tr><th></th>",
                 title);
@@ -216,7 +216,7 @@ static void begin_table(Text *out, const Runs *r, const char *title, const char 
     text_printf(out, "%s</tr></thead><tbody>\n", last);
 }
 
-/* A dash where a run does not say a thing, or has no such figure. */
+/* A dash if a run does not record the value. */
 static void write_cell(Text *out, const char *value) {
     text_puts(out, "<td class=\"n\">");
     html_puts(out, value && *value ? value : "–");
@@ -235,14 +235,14 @@ static void write_figures(Text *out, const Runs *r) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
-/* A value of a key may be a list of many lines: it has a box of its own, so that rows stay rows. */
+/* The value of a key may be a list of many lines: it has a scrollable box, so that rows stay low. */
 static void write_value(Text *out, const char *value) {
     text_puts(out, "<td class=\"v\"><div class=\"long\">");
     html_puts(out, value && *value ? value : "–");
     text_puts(out, "</div></td>");
 }
 
-/* All rows, unlike in the terminal: here they can be scrolled. What no bit depends on says so itself. */
+/* All rows, unlike in the terminal: here they can be scrolled. Rows on which no bit depends are labelled. */
 static void write_rows(Text *out, const Runs *r) {
     begin_table(out, r, "What differs", "<th>What it does</th>");
     for (size_t i = 0; i < r->row_count; i++) {
@@ -260,7 +260,7 @@ static void write_rows(Text *out, const Runs *r) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
-/* The sentences of compare_text.c, in HTML: both say the same of the same run. */
+/* The sentences of compare_text.c, in HTML. */
 static void write_split(Text *out, const Runs *r, size_t i) {
     const RunsSplit *s = &r->splits[i];
     const MetricsComparison *m = &s->metrics;
@@ -282,7 +282,7 @@ static void write_split(Text *out, const Runs *r, size_t i) {
     text_puts(out, "</p>\n");
 }
 
-/* Where they part comes first: it is the question; figures and settings are the answer's parts. */
+/* The split comes first, since it answers the question; figures and settings explain it. */
 static void write_comparison(Text *out, const Runs *r) {
     text_puts(out, "<h2>Where they part</h2>\n");
     for (size_t i = 1; i < r->count; i++) write_split(out, r, i);
@@ -292,8 +292,8 @@ static void write_comparison(Text *out, const Runs *r) {
 
 /* ---- the page ---- */
 
-/* The policy makes sure of what the text promises: nothing is fetched, whatever stands in a journal.
- * Styles and the script are in the page, hence 'unsafe-inline'; nothing may be loaded, sent or framed. */
+/* The policy enforces that nothing is loaded, whatever a journal contains. Styles and the script are inside
+ * the page, hence 'unsafe-inline'; nothing may be loaded, sent or framed. */
 static void write_head(Text *out, const Runs *r) {
     text_puts(out, "<!DOCTYPE html>\n"
                    "<html lang=\"en\">\n"
@@ -312,7 +312,7 @@ static void write_head(Text *out, const Runs *r) {
     text_puts(out, "</style>\n</head>\n<body>\n<main>\n");
 }
 
-/* Lines that could not be read are said: a curve with a hole should not look whole. */
+/* Unreadable lines are reported: a curve with a gap should not look complete. */
 static void write_foot(Text *out, const Runs *r) {
     char time[21];
     size_t steps = 0, bad = 0;
@@ -326,7 +326,7 @@ static void write_foot(Text *out, const Runs *r) {
     text_puts(out, ".</footer>\n</main>\n");
 }
 
-/* From what one looks for first to what is looked up: a report is read from the top and seldom to the end. */
+/* In the order of interest: a report is read from the top and seldom to the end. */
 static void write_one(Text *out, const Runs *r) {
     const ReportRun *run = &r->runs[0];
     report_write_header(out, run);
@@ -345,8 +345,8 @@ static void write_several(Text *out, const Runs *r) {
     write_comparison(out, r);
 }
 
-/* Data and script stand behind everything else: the page is whole before the first line of script is read,
- * and stays so if that fails. */
+/* Data and script come last: the page is complete before the first line of script is read, and stays so if
+ * that fails. */
 void report_write_runs(Text *html, const Runs *runs) {
     write_head(html, runs);
     if (runs->count == 1)
@@ -360,7 +360,7 @@ void report_write_runs(Text *html, const Runs *runs) {
     text_puts(html, "</script>\n</body>\n</html>\n");
 }
 
-/* `html` is worth nothing after a failure. */
+/* `html` is undefined after a failure. */
 ErrorCode report_write(Text *html, const char *run_dir, Error *err) {
     Runs runs;
     ErrorCode code = runs_open(&runs, &run_dir, 1, err);

@@ -1,17 +1,18 @@
-/* Curves of one run, or of several over each other: a chart has a series, or two, of each. The numbers behind
- * the read-out are thinned out: its size does not grow with the run.
+/* Curves of one run, or of several in common charts: a chart has one or two series of each. The numbers for
+ * the read-out are thinned out: their size does not grow with the run.
  *
- * A page's charts, in this order; `id` is what style and script know a chart by:
+ * A page's charts, in this order; style and script identify a chart by its `id`:
  *
- *     loss      whole width; training and validation, of one run its named sets too, linear or logarithmic
+ *     loss      full width; training and validation, of one run its named sets too, linear or logarithmic
  *     norm      gradient norm before clipping, linear or logarithmic
  *     lr        learning rate                  rate    tokens per second
  *     memory    GiB; resident and peak, of several runs the peak alone
- *     zloss balance imbalance noise   where a run has recorded them
+ *     zloss balance imbalance noise   if a run has recorded them
  *     tasks texts   of one run that has any: accuracy, or bits per byte, of each
  *     nameda namedb ...   of several runs: a chart for each named set and each task
  *
- * All share one range of steps, that of the longest run, so that a place on one is the same place on all. */
+ * All share one range of steps, that of the longest run, so that a position means the same step on all
+ * charts. */
 #include "observe/report_charts.h"
 
 #include <math.h>
@@ -23,10 +24,11 @@
 #include "observe/chart.h"
 
 #define GIB (1024.0 * 1024 * 1024)
-/* The smaller charts are 458 pixels wide inside their margins: a pointer tells few more places apart. */
+/* The smaller charts are 458 pixels wide inside their margins: a pointer cannot select many more
+ * positions. */
 #define READOUT_BUCKETS 400
 
-/* What is drawn of a step. `key` is the name of its numbers in the data for the read-out. */
+/* The drawn members of a step. `key` names the numbers in the data for the read-out. */
 typedef enum Column {
     STEP,
     LOSS,
@@ -62,13 +64,13 @@ static const struct {
     [NOISE] = {"noise", OF(noise_scale), false, 1},
 };
 
-/* Of a run, as arrays; NaN where a step was not logged with it. free_columns frees them. */
+/* Members of a run as arrays; NaN for steps logged without the member. free_columns frees them. */
 typedef struct Columns {
     size_t count, validations;
     double *of[COLUMNS], *validation_step, *validation_loss;
 } Columns;
 
-/* At least one element, since a run may have logged nothing yet. */
+/* At least one element, since a run may not have logged anything yet. */
 static double *new_column(size_t count) { return mem_alloc_array(count + 1, sizeof(double)); }
 
 static Columns make_columns(const MetricsTable *t) {
@@ -100,9 +102,8 @@ static bool any_finite(const Columns *c, Column column) {
 
 /* ---- charts ---- */
 
-/* The labels are the marks' own: free_marks frees them. Skipped steps and spikes, in the order of steps;
- * `marks` has room for one a step. A skipped step is one that was not finite, which says more than that it
- * also was a spike. */
+/* Skipped steps and spikes, in the order of steps. `marks` has space for one per step and owns the labels,
+ * which free_marks frees. A step that was skipped as non-finite is not also marked as a spike. */
 static size_t make_marks(const MetricsTable *t, ChartMark *marks) {
     size_t n = 0;
     for (size_t i = 0; i < t->step_count; i++) {
@@ -121,8 +122,8 @@ static void free_marks(ChartMark *marks, size_t count) {
     free(marks);
 }
 
-/* A logarithmic axis suits values whose extremes leave the rest no room. Eight times the median: a
- * gradient norm that is hundreds in the first steps and one in the rest. */
+/* A logarithmic axis is used if extremes would compress all other values: a maximum above eight times the
+ * median, like a gradient norm of hundreds in the first steps and about one later. */
 static bool wants_log(const MetricsTable *t, const Columns *c, Column column) {
     double high = 0, typical = report_median(t, columns[column].offset);
     for (size_t i = 0; i < c->count; i++) {
@@ -131,18 +132,18 @@ static bool wants_log(const MetricsTable *t, const Columns *c, Column column) {
     return typical > 0 && high > 8 * typical;
 }
 
-/* Of the runs on a page. */
+/* Shared by the charts of a page. */
 typedef struct Page {
     const Runs *runs;
     Columns columns[RUNS_MAX];
-    Chart base; /* what all charts have in common */
+    Chart base; /* properties common to all charts */
 } Page;
 
-/* Classes of the style sheet, in the order of the runs: a run has one colour on the whole page. */
+/* Classes of the style sheet, in the order of the runs: a run has the same colour on the whole page. */
 static const char *const styles[RUNS_MAX] = {"s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8"};
 
-/* A chart with a curve a run; of one run alone it goes by what it shows. The chart is taken by value: each
- * caller goes on with its own. */
+/* A chart with a curve per run; with a single run, the curve is named after the figure. The chart is passed
+ * by value: callers continue with their own. */
 static void write_chart(Text *out, const Page *p, Chart chart, const char *name, Column column, bool smooth) {
     ChartSeries series[RUNS_MAX];
     size_t n = p->runs->count;
@@ -161,8 +162,8 @@ static void write_chart(Text *out, const Page *p, Chart chart, const char *name,
     chart_write(out, &chart);
 }
 
-/* Curves of things with names, in the order in which these come: of one run, with the colours that are left.
- * There are as many as that at most; of more the names alone are known, and said. All records are in the
+/* Curves of named things, in the order in which they occur: for one run, with the remaining colours. There
+ * are at most NAMED of them; of further ones only the names are known, and listed. All records are in the
  * files. */
 enum { NAMED = RUNS_MAX - 2, KNOWN = 256 };
 typedef struct NamedCurve {
@@ -171,7 +172,7 @@ typedef struct NamedCurve {
     double *x, *y;
 } NamedCurve;
 
-/* To the curve of this name, which may be a new one with room for `room` points. */
+/* Appends to the curve of this name, which may be new, with space for `room` points. */
 static void add_named(NamedCurve *curves, size_t room, const char *name, double x, double y) {
     size_t i = 0;
     while (i < KNOWN && curves[i].name && strcmp(curves[i].name, name) != 0) i++;
@@ -192,12 +193,12 @@ static void free_named(NamedCurve *curves) {
     }
 }
 
-/* Dots where there are few, and it matters where; else a line that is smoothed. */
+/* Dots for few points, whose positions matter; otherwise a smoothed line. */
 static ChartSeries named_one(const NamedCurve *c, const char *name, const char *style, bool dots) {
     return (ChartSeries){name, style, c->x, c->y, c->count, !dots, dots};
 }
 
-/* Returns how many series there are now. */
+/* Returns the new number of series. */
 static size_t named_series(const NamedCurve *curves, size_t first, bool dots, ChartSeries *series) {
     size_t count = first;
     for (size_t i = 0; i < NAMED && curves[i].name; i++, count++)
@@ -205,7 +206,7 @@ static size_t named_series(const NamedCurve *curves, size_t first, bool dots, Ch
     return count;
 }
 
-/* A chart that leaves something out says so. */
+/* A chart that omits something says so. */
 static void write_rest(Text *out, const NamedCurve *curves, const char *run, const char *things) {
     size_t count = 0;
     while (count < KNOWN && curves[count].name) count++;
@@ -220,7 +221,7 @@ static void write_rest(Text *out, const NamedCurve *curves, const char *run, con
     text_puts(out, "</p>\n");
 }
 
-/* Of one kind of thing with a name, in one run. */
+/* Collects one kind of named things of a run. */
 typedef void Collect(const MetricsTable *, NamedCurve *);
 
 static void collect_sets(const MetricsTable *t, NamedCurve *curves) {
@@ -246,9 +247,9 @@ static void collect_tasks(const MetricsTable *t, bool share, NamedCurve *curves)
 static void collect_shares(const MetricsTable *t, NamedCurve *curves) { collect_tasks(t, true, curves); }
 static void collect_bits(const MetricsTable *t, NamedCurve *curves) { collect_tasks(t, false, curves); }
 
-/* Of one run validation has a colour of its own; of several it has that of its run, and dots. All training
- * curves come before all validations, so that dots lie above lines. Validations of several runs have no name:
- * the key would name each run twice. */
+/* With one run, validation has a colour of its own; with several it has its run's colour, and dots. All
+ * training curves come before all validations, so that dots lie above lines. Validations of several runs have
+ * no name, since the legend would name each run twice. */
 static void write_loss_chart(Text *out, const Page *p, Chart chart) {
     ChartSeries series[2 * RUNS_MAX];
     NamedCurve sets[KNOWN] = {{0}};
@@ -289,8 +290,9 @@ static void write_loss_chart(Text *out, const Page *p, Chart chart) {
     free_named(sets);
 }
 
-/* Marks on these two only, where the events show; with several runs they would be a thicket whose ticks
- * belong to nobody. The norm starts on the logarithmic axis if any of the runs wants it, as they share it. */
+/* Marks only on these two charts, which show the events; with several runs the marks would be too many, and
+ * could not be attributed. The norm starts on the logarithmic axis if any of the runs needs it, since they
+ * share it. */
 static void write_step_charts(Text *out, const Page *p) {
     const MetricsTable *t = &p->runs->runs[0].metrics;
     ChartMark *marks = mem_alloc_array(t->step_count + 1, sizeof *marks);
@@ -309,7 +311,7 @@ static void write_step_charts(Text *out, const Page *p) {
     free_marks(marks, mark_count);
 }
 
-/* Two series where there is one run; the peaks of several would be too much. */
+/* Two series for a single run; for several only the peaks, to avoid clutter. */
 static void write_memory_chart(Text *out, const Page *p, Chart chart) {
     const Columns *c = &p->columns[0];
     const ChartSeries both[] = {
@@ -342,7 +344,7 @@ static void write_other_charts(Text *out, const Page *p) {
     write_memory_chart(out, p, chart);
 }
 
-/* What none of the runs has recorded has no chart. */
+/* Figures that no run has recorded have no chart. */
 static void write_optional_charts(Text *out, const Page *p) {
     static const struct {
         Column column;
@@ -365,10 +367,10 @@ static void write_optional_charts(Text *out, const Page *p) {
     }
 }
 
-/* What has names, and figures of its own. */
+/* A kind of named things with separate figures. */
 typedef struct NamedKind {
     Collect *collect;
-    const char *id, *title, *unit; /* title: of several on one chart */
+    const char *id, *title, *unit; /* title: for several on one chart */
     const char *things;
     bool dots;
 } NamedKind;
@@ -379,7 +381,7 @@ static const NamedKind named_sets = {collect_sets,      "sets", "", "validation 
 static const NamedKind named_tasks = {collect_shares, "tasks", "Tasks", "percent right", "tasks", true};
 static const NamedKind named_texts = {collect_bits, "texts", "Tasks", "bits per byte", "tasks", true};
 
-/* Of one run: a curve a name. Nothing where nothing has such a figure. */
+/* For one run: a curve per name. Nothing if nothing has such a figure. */
 static void write_one_chart(Text *out, const Page *p, const NamedKind *kind) {
     Chart chart = p->base;
     NamedCurve tasks[KNOWN] = {{0}};
@@ -389,7 +391,7 @@ static void write_one_chart(Text *out, const Page *p, const NamedKind *kind) {
     chart.unit = kind->unit;
     chart.series = series;
     chart.series_count = named_series(tasks, 0, kind->dots, series);
-    chart.title = chart.series_count == 1 ? tasks[0].name : kind->title; /* a key is for several */
+    chart.title = chart.series_count == 1 ? tasks[0].name : kind->title; /* a legend needs several */
     if (chart.series_count > 0) chart_write(out, &chart);
     write_rest(out, tasks, "", kind->things);
     free_named(tasks);
@@ -401,7 +403,7 @@ static const NamedCurve *find_named(const NamedCurve *curves, const char *name) 
     return NULL;
 }
 
-/* One name, and the curve of each run that has it: none before `first` does. */
+/* One name, and the curve of each run that has it: no run before `first` does. */
 static void write_named_chart(Text *out, const Page *p, NamedCurve (*curves)[KNOWN], size_t first,
                               const char *name, bool dots, Chart chart) {
     ChartSeries series[RUNS_MAX];
@@ -414,7 +416,7 @@ static void write_named_chart(Text *out, const Page *p, NamedCurve (*curves)[KNO
     chart_write(out, &chart);
 }
 
-/* Of several runs, in the order in which they come. `charts` counts those on the page. */
+/* For several runs, in the order of their names' occurrence. `charts` counts those on the page. */
 static void write_named_charts(Text *out, const Page *p, const NamedKind *kind, int *charts) {
     NamedCurve curves[RUNS_MAX][KNOWN] = {{{0}}};
     for (size_t r = 0; r < p->runs->count; r++) kind->collect(&p->runs->runs[r].metrics, curves[r]);
@@ -439,7 +441,7 @@ static void write_named_charts(Text *out, const Page *p, const NamedKind *kind, 
 
 static void write_set_and_task_charts(Text *out, const Page *p) {
     int charts = 0;
-    if (p->runs->count == 1) { /* its sets are in the chart of the loss */
+    if (p->runs->count == 1) { /* its sets are in the loss chart */
         write_one_chart(out, p, &named_sources);
         write_one_chart(out, p, &named_tasks);
         write_one_chart(out, p, &named_texts);
@@ -451,14 +453,14 @@ static void write_set_and_task_charts(Text *out, const Page *p) {
     write_named_charts(out, p, &named_texts, &charts);
 }
 
-/* A validation or an evaluation may come after the last logged step, and must not stand outside the box. */
+/* A validation or an evaluation may come after the last logged step, and must still be inside the axes. */
 static double last_step(const MetricsTable *t, const Columns *c) {
     double last = c->count ? c->of[STEP][c->count - 1] : 1;
     if (t->task_count) last = fmax(last, (double)t->tasks[t->task_count - 1].step);
     return c->validations ? fmax(last, c->validation_step[c->validations - 1]) : last;
 }
 
-/* `x_high` must be known before the first chart is written, hence columns of all runs first. */
+/* `x_high` must be known before the first chart is written, so the columns of all runs are made first. */
 void report_write_charts(Text *out, const Runs *runs) {
     Page p = {.runs = runs, .base = {.width = 530, .height = 250}};
     for (size_t i = 0; i < runs->count; i++) {
@@ -476,9 +478,9 @@ void report_write_charts(Text *out, const Runs *runs) {
 
 /* ---- data for the read-out ---- */
 
-/* Marks the rows worth reading: of each bucket of rows the first, and the extremes of loss and norm. More
- * than four hundred places nobody tells apart by a pointer; steps that were not finite are all kept. The last
- * row is kept too: a reader goes to the end first. */
+/* Marks the rows for the read-out: of each bucket of rows the first, and the extremes of loss and norm. A
+ * pointer cannot select more than four hundred positions. All non-finite steps are kept, and the last row,
+ * which readers look at first. */
 static void choose_rows(const Columns *c, bool *keep) {
     size_t size = c->count / READOUT_BUCKETS + 1;
     for (size_t from = 0; from < c->count; from += size) {
@@ -489,21 +491,21 @@ static void choose_rows(const Columns *c, bool *keep) {
             if (c->of[LOSS][i] > c->of[LOSS][high]) high = i;
             if (c->of[NORM][i] > c->of[NORM][norm]) norm = i;
         }
-        /* Comparisons with NaN are false, so low and high stay at `from` where nothing is finite. */
+        /* Comparisons with NaN are false, so low and high stay at `from` if nothing is finite. */
         keep[from] = keep[low] = keep[high] = keep[norm] = true;
     }
     if (c->count) keep[c->count - 1] = true;
 }
 
-/* Seven digits are more than a read-out shows. */
+/* A read-out shows fewer than seven digits. */
 static double rounded(double value) {
     char digits[32];
     snprintf(digits, sizeof digits, "%.7g", value);
     return strtod(digits, NULL);
 }
 
-/* Only rows that are kept: the script finds the one nearest to the pointer. `keep` NULL: all of them, as with
- * validations, which are few. What is not finite becomes null, which the script reads out as "not finite". */
+/* Only the kept rows: the script finds the one nearest to the pointer. `keep` NULL: all, as for validations,
+ * which are few. Non-finite values become null, which the script shows as "not finite". */
 static void write_array(JsonWriter *w, const char *key, const double *values, size_t count,
                         const bool *keep) {
     json_key(w, key);
@@ -527,7 +529,7 @@ static void write_run_data(JsonWriter *w, const Columns *c) {
     free(keep);
 }
 
-/* Numbers and fixed keys alone, so nothing in it can end the <script> element that it stands in. */
+/* Only numbers and fixed keys, so nothing in it can end the enclosing <script> element. */
 void report_write_data(Text *out, const Runs *runs) {
     JsonWriter w;
     text_puts(out, "<script type=\"application/json\" id=\"data\">");

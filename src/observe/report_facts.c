@@ -1,12 +1,11 @@
-/* The head of the report: how the run ended, what was trained, and the figures one looks for first.
+/* The head of the report: how the run ended, what was trained, and the most important figures.
  *
- * Everything is taken from the files of the run (metrics, journal, resolved configuration), nothing from
- * the machine that writes the report: it may be another, years later. A figure that is not known is left
- * out.
+ * Everything comes from the files of the run (metrics, journal, resolved configuration), nothing from the
+ * machine that writes the report, which may be another one, years later. Unknown figures are omitted.
  *
- * What is taken from where:
+ * The sources:
  *
- *     name, state        the directory's own name; the last event of the journal
+ *     name, state        the directory's name; the last event of the journal
  *     settings           config.yaml, by bare names of keys
  *     losses             the last logged step; the newest and the best validation
  *     steps, tokens      the last logged step; parameters from the journal
@@ -21,8 +20,8 @@
 #include "observe/lr_range.h"
 #include "observe/report_run.h"
 
-/* A run says how it ended in its journal; a run that was killed says nothing. The last event tells;
- * anything else there means that the process did not come to its end. */
+/* The journal's last event shows how a run ended; any event other than those below means that the process did
+ * not come to its end, for example because it was killed. */
 static void write_state(Text *out, const ReportRun *run) {
     static const struct {
         const char *event, *style;
@@ -37,8 +36,8 @@ static void write_state(Text *out, const ReportRun *run) {
     text_puts(out, "<span class=\"state plain\">running or interrupted</span>");
 }
 
-/* The first scalar with this name, sections in their order. By its bare name, so that a report also finds
- * a key in the configuration of an older version, which had it in another section. */
+/* The first scalar with this name, sections in their order. By its bare name, so that a report also finds a
+ * key in the configuration of an older version, which had it in another section. */
 static const char *setting(const YamlNode *node, const char *name) {
     if (!node || node->kind != YAML_NODE_MAP) return NULL;
     for (size_t i = 0; i < node->count; i++) {
@@ -52,7 +51,7 @@ static const char *setting(const YamlNode *node, const char *name) {
     return NULL;
 }
 
-/* A scalar by its section and name; the first of that name in any section is not always the one. */
+/* A scalar by section and name; the first scalar of that name in any section may be a different one. */
 static bool is_set_to(const YamlNode *root, const char *section, const char *name, const char *value) {
     for (size_t i = 0; root && root->kind == YAML_NODE_MAP && i < root->count; i++) {
         const char *found = strcmp(root->keys[i], section) == 0 ? setting(root->items[i], name) : NULL;
@@ -68,9 +67,9 @@ bool report_range(const ReportRun *run, Text *out) {
     return true;
 }
 
-/* Those that are not set, or not known to this run, are left out. */
+/* Settings that are not set, or unknown to this run's version, are omitted. */
 static void write_settings(Text *out, const ReportRun *run) {
-    /* What tells one run from another at a glance; the rest is in the configuration below. */
+    /* The settings that distinguish runs at a glance; the rest is in the configuration below. */
     static const char *const shown[][2] = {
         {"num_hidden_layers", "layers"},
         {"hidden_size", "hidden"},
@@ -107,7 +106,7 @@ static void write_fact(Text *out, const char *name, const char *value, const cha
     text_puts(out, "</dd></div>\n");
 }
 
-/* 12345678 -> "12.3 M": a fact to remember, not to calculate with. */
+/* 12345678 -> "12.3 M": readable rather than exact. */
 static char *big_number(double value, char out[32]) {
     static const char *const suffix[] = {"", " k", " M", " G", " T"};
     int i = 0;
@@ -126,8 +125,7 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The upper one of two in the middle: a value that was measured, not one between two. Steps that were not
- * finite do not count. */
+/* The upper of two middle values: a measured value, not an interpolated one. Non-finite steps are skipped. */
 double report_median(const MetricsTable *t, size_t offset) {
     double *values = mem_alloc_array(t->step_count + 1, sizeof *values), result = (double)NAN;
     size_t n = 0;
@@ -143,7 +141,7 @@ double report_median(const MetricsTable *t, size_t offset) {
     return result;
 }
 
-/* Parameters from the journal, since no other file of a run says them. */
+/* Parameters come from the journal, since no other file of a run has their number. */
 static void write_progress_facts(Text *out, const ReportRun *run) {
     char value[64], number[32];
     const StepMetrics *last = &run->metrics.steps[run->metrics.step_count - 1];
@@ -161,14 +159,14 @@ static void write_progress_facts(Text *out, const ReportRun *run) {
     }
 }
 
-/* Best of the validations, not of the training: that one falls by overfitting too. */
+/* The best of the validations, not of the training loss, which also falls by overfitting. */
 static void write_loss_facts(Text *out, const MetricsTable *t) {
     char value[32], note[64], number[32];
     const StepMetrics *last = &t->steps[t->step_count - 1];
     snprintf(value, sizeof value, "%.4f", last->loss);
     write_fact(out, "Training loss", isfinite(last->loss) ? value : "not finite", "last logged step");
     if (t->validation_count == 0) return;
-    /* The newest validation, and the best beside it: they differ when a run has begun to overfit. */
+    /* The newest validation along with the best: they differ once a run overfits. */
     const ValidationMetrics *final = &t->validations[t->validation_count - 1], *best = final;
     for (size_t i = 0; i < t->validation_count; i++) {
         if (t->validations[i].loss < best->loss || !isfinite(best->loss)) best = &t->validations[i];
@@ -186,9 +184,8 @@ static void write_loss_facts(Text *out, const MetricsTable *t) {
     write_fact(out, "Best validation", isfinite(best->loss) ? value : "not finite", note);
 }
 
-/* Medians, since the first steps and those beside a save are slower than the rest. Spikes are counted where
- * they were flagged, skipped steps as the run itself counted them. A step that was skipped for not being
- * finite is no spike as well: it would be counted twice. */
+/* Medians, since the first steps and those during a save are slower. Spikes are counted by their flags,
+ * skipped steps by the run's own count. A step skipped as non-finite does not also count as a spike. */
 static void write_speed_facts(Text *out, const MetricsTable *t) {
     char value[64], number[32], note[64];
     double rate = report_median(t, offsetof(StepMetrics, tokens_per_second)),
@@ -214,7 +211,7 @@ static void write_speed_facts(Text *out, const MetricsTable *t) {
     write_fact(out, "Skipped steps", text_count(skipped, number), note);
 }
 
-/* The last step's, as the loss is: experts may be uneven at first, and should not stay so. */
+/* From the last step, like the loss: experts may be unbalanced at first, and should not stay so. */
 static void write_expert_fact(Text *out, const MetricsTable *t) {
     const StepMetrics *last = &t->steps[t->step_count - 1];
     char value[32], note[64];
@@ -224,7 +221,7 @@ static void write_expert_fact(Text *out, const MetricsTable *t) {
     write_fact(out, "Tokens per expert", value, note);
 }
 
-/* As a sentence of its own, since its figures mean little without words. */
+/* As a separate sentence, since its figures need words. */
 static void write_range(Text *out, const ReportRun *run) {
     Text words = {0};
     if (report_range(run, &words)) {
@@ -241,7 +238,7 @@ static void write_time_fact(Text *out, const MetricsTable *t) {
     if (seconds > 0) write_fact(out, "Training time", clock_duration(seconds, value), "in steps alone");
 }
 
-/* Facts need a logged step at least: of a run that has none, name, state and settings are all there is. */
+/* Facts need at least one logged step: without any, there are only name, state and settings. */
 void report_write_header(Text *out, const ReportRun *run) {
     text_puts(out, "<header><div class=\"head\"><h1>");
     html_puts(out, run->name);

@@ -1,26 +1,26 @@
-/* The parts of the report that do not depend on the run.
+/* The parts of the report that do not depend on the run: style and script.
  *
- * Both are text as it goes into the page, packed by hand since every report carries them: no tool stands
- * between this file and the browser. The style knows light and dark from the system; the script reads the
- * JSON of report_write_data (report_charts.c) and the box of each drawing (chart.c), and writes to <output>
- * by textContent alone, never as HTML.
+ * Both are text as it goes into the page, compact since every report contains them; no tool processes this
+ * file for the browser. The style takes light or dark mode from the system. The script reads the JSON of
+ * report_write_data (report_charts.c) and the axes' box of each drawing (chart.c), and writes to <output>
+ * only by textContent, never as HTML.
  *
- * What the script finds in the page, and nothing else of it:
+ * The parts of the page that the script uses:
  *
- *     #data                       JSON, an object a run: arrays step, loss, norm, lr, rate, resident, peak of
- *                                 the kept rows, those that the run recorded of zloss, balance, imbalance,
- *                                 noise, and vstep and vloss of the validations
+ *     #data                       JSON, an object per run: arrays step, loss, norm, lr, rate, resident, peak
+ *                                 of the kept rows, those that the run recorded of zloss, balance,
+ *                                 imbalance, noise, and vstep and vloss of the validations
  *     svg.plot, data-chart        a drawing, and the id of its chart: which arrays it reads out
  *     data-box, data-x            pixels of the plot's box, values of x at its edges
  *     .hair, output               where it draws the line and writes the words
- *     #loss .key                  names of the runs, of several
+ *     #loss .key                  names of the runs, if several
  *
- * It is plain JavaScript without a loop that waits, a timer or a request: what the security policy forbids
- * (report.c) it does not try. */
+ * It is plain JavaScript without busy loops, timers or requests: it does nothing that the security policy
+ * (report.c) forbids. */
 #include "observe/report.h"
 
-/* Colours are those of Okabe and Ito, apart under the common kinds of colour blindness; marks also differ by
- * their words. */
+/* The colours are Okabe and Ito's, distinguishable under the common kinds of colour blindness; marks also
+ * differ by their words. */
 const char *const report_style =
     ":root{--bg:#f6f7f9;--card:#fff;--ink:#1b2330;--soft:#5c6675;--line:#e3e7ec;--axis:#aab2bd;--s1:#0072b2;"
     "--s2:#d55e00;--s3:#009e73;--s4:#a0489b;--s5:#8a6d00;--s6:#5b6ee1;--s7:#7a4a21;--s8:#3f4750;"
@@ -96,8 +96,8 @@ const char *const report_style =
     "#loss .line{stroke-width:4}.timeline{max-width:none;width:960px}td,th{padding:6px 10px}}"
     "@media print{.scroll{max-height:none}}\n";
 
-/* The pointer over any chart picks the nearest kept step; all charts show it. Of several runs each figure
- * goes by its run's name, of one by what it is. */
+/* The pointer over any chart selects the nearest kept step; all charts show it. With several runs each figure
+ * is labelled by its run's name, with one by what it is. */
 const char *const report_script =
     "'use strict';(()=>{\n"
     "const D=JSON.parse(document.getElementById('data').textContent),"

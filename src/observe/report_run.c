@@ -1,5 +1,5 @@
-/* What a report needs of a run directory. The metrics must be there; journal, configuration and trace are
- * shown where they are, and a trace that cannot be read is said instead of drawn. */
+/* Loads what a report needs from a run directory. Metrics are required; journal, configuration and trace are
+ * optional. A trace that cannot be read is reported in the page instead of drawn. */
 #include "observe/report_run.h"
 
 #include <stdlib.h>
@@ -9,11 +9,11 @@
 #include "observe/trace.h"
 
 #define CONFIG_FILE "config.yaml"
-/* Beyond it, it is not a configuration that weft wrote (base/yaml.c has the same bound). */
+/* A larger file is not a configuration that weft wrote (base/yaml.c has the same bound). */
 #define CONFIG_LIMIT (1 << 20)
 
-/* The directory's own name, also of "." and of a link. It is the title of the page, and often the only
- * thing that tells two open reports apart. */
+/* The directory's own name, also for "." and for a link. It is the title of the page, by which open reports
+ * are distinguished. */
 static char *run_name(const char *dir) {
     char *real = realpath(dir, NULL);
     const char *whole = real ? real : dir, *slash = strrchr(whole, '/');
@@ -22,7 +22,7 @@ static char *run_name(const char *dir) {
     return name;
 }
 
-/* A report is worth having without it. */
+/* The report is useful without it, so its errors are not fatal. */
 static void load_trace(ReportRun *run, const char *dir) {
     char *path = path_join(dir, TRACE_FILE);
     Error err = {.message = ""};
@@ -33,7 +33,7 @@ static void load_trace(ReportRun *run, const char *dir) {
     free(path);
 }
 
-/* A file that is there and cannot be read is an error, not a gap in the report. */
+/* A file that exists but cannot be read is an error, not a gap in the report. */
 static ErrorCode load_optional(ReportRun *run, const char *dir, Error *err) {
     char *journal = path_join(dir, JOURNAL_FILE), *config = path_join(dir, CONFIG_FILE);
     ErrorCode code = OK;

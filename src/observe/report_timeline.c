@@ -1,18 +1,18 @@
-/* A traced step, planned above measured.
+/* A traced step: the planned timeline above the measured one.
  *
- * Planned is what the simulator makes of the run's schedule with the mean costs of the traced steps
- * (forecast/timing.h), so the difference between the two pictures is what the model of a pipeline does not
- * know: costs that vary, waiting for the network, the optimizer. */
+ * The planned one is the simulation of the run's schedule with the mean costs of the traced steps
+ * (forecast/timing.h). The difference between the two shows what the pipeline model ignores: varying costs,
+ * waiting for the network, the optimizer. */
 #include <stdio.h>
 
 #include "observe/chart.h"
 #include "observe/report_run.h"
 
-/* A row a rank; more would be thinner than their text. */
+/* A row per rank; more rows would be lower than their text. */
 #define MOST_ROWS 32
 #define WIDTH 1080
 
-/* A row a traced step; the prediction is one for all, as it is made of their mean. */
+/* A row per traced step; they share one prediction, since it is made from their mean. */
 static void write_figures(Text *out, const Timing *t, const Prediction *p) {
     text_puts(out,
               "<div class=\"scroll\"><table><thead><tr><th class=\"n\">Step</th><th class=\"n\">Seconds</th>"
@@ -28,8 +28,8 @@ static void write_figures(Text *out, const Timing *t, const Prediction *p) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
-/* The first pipeline speaks for the others, and the last traced step for the ones before it. The planned
- * line belongs to the prediction, the measured one is freed here. */
+/* The first pipeline represents the others, and the last traced step the earlier ones. The prediction owns
+ * the planned timeline; the measured one is freed here. */
 static void write_picture(Text *out, const Timing *t, const Prediction *p) {
     char title[64];
     Timeline lines[2] = {p->planned[0]};
@@ -43,8 +43,7 @@ static void write_picture(Text *out, const Timing *t, const Prediction *p) {
     timeline_free(&lines[1]);
 }
 
-/* What is said above the picture is what the reader must know to read it: which costs the plan was made
- * with, and what it leaves out. */
+/* The text above the picture explains it: which costs the plan is made from, and what it ignores. */
 static void write_traced(Text *out, const Timing *t, const Prediction *p) {
     text_puts(out, "<p class=\"sub\">Planned: the order of the schedule, with the mean costs of these steps "
                    "and nothing else that takes time");
@@ -66,7 +65,7 @@ void report_write_timeline(Text *out, const ReportRun *run) {
     Prediction p = {0};
     if (run->timing.count == 0 && !run->no_timing) return;
     text_puts(out, "<h2>Traced steps</h2>\n");
-    /* Whatever is wrong with the trace is said in the page: the rest of the report does not need it. */
+    /* Errors of the trace are shown in the page: the rest of the report does not need it. */
     const char *why = run->no_timing;
     if (!why && timing_predict(&p, &run->timing, &err) != OK) why = err.message;
     if (!why) {

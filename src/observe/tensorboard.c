@@ -1,17 +1,16 @@
-/* TensorBoard's event files, written without its libraries: records of (length, CRC, data, CRC) in
- * TFRecord framing around protocol buffers of three messages (event.proto, summary.proto, tensor.proto).
+/* TensorBoard's event files, written without its libraries: records of (length, CRC, data, CRC) in TFRecord
+ * framing around protocol buffers of three messages (event.proto, summary.proto, tensor.proto).
  *
- *  T1. A file is never appended to: each start writes one of its own, whose first record names the
- *      version.
- *  T2. After a resume the first event says that the session starts there, so that readers drop what was
+ *  T1. A file is never appended to: each start writes a new one, whose first record names the version.
+ *  T2. After a resume the first event declares that the session starts there, so that readers drop what was
  *      logged beyond.
- *  T3. Values that are not finite are left out: TensorBoard would scale its axis by them.
+ *  T3. Non-finite values are omitted: TensorBoard would scale its axis by them.
  *
  * A record, as bytes:
  *
  *     u64 length | u32 masked CRC-32C of the length | data | u32 masked CRC-32C of the data
  *
- * What one scalar becomes, as fields of the messages (numbers are those of the .proto files):
+ * The encoding of one scalar, as fields of the messages (numbers are those of the .proto files):
  *
  *     Event    1 wall_time (double) | 2 step (varint) | 5 summary (bytes):
  *     Summary      1 value (bytes), once for each scalar:
@@ -28,16 +27,16 @@
 #include "base/file.h"
 #include "base/hash.h"
 
-/* Often enough for someone who watches; TensorBoard itself reloads every five seconds at the most. */
+/* Often enough for live viewing; TensorBoard itself reloads at most every five seconds. */
 #define FLUSH_SECONDS 5.0
 #define GIB (1024.0 * 1024 * 1024)
 
-/* The three buffers grow to what the largest event takes and are used again: a logged step allocates nothing
- * more. */
+/* The three buffers grow to the size of the largest event and are reused: later logged steps allocate
+ * nothing. */
 struct TensorBoard {
     FILE *file;
     char *path;
-    Text event, part, value; /* scratch of the encoder, innermost last */
+    Text event, part, value; /* buffers of the encoder, innermost last */
     double flushed;          /* clock_seconds of the last flush */
 };
 
@@ -45,7 +44,7 @@ struct TensorBoard {
 
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 
-/* Seven bits a byte, the lowest first; the high bit says that more follow. */
+/* Seven bits per byte, the lowest first; the high bit says that more follow. */
 static void put_varint(Text *t, uint64_t value) {
     char bytes[10];
     size_t n = 0;
@@ -62,13 +61,13 @@ static void put_little(Text *t, uint64_t value, int bytes) {
 
 static void put_key(Text *t, unsigned number, unsigned wire) { put_varint(t, number << 3 | wire); }
 
-/* Negative numbers would take ten bytes; steps are none. */
+/* Negative numbers would take ten bytes; steps are never negative. */
 static void put_int(Text *t, unsigned number, int64_t value) {
     put_key(t, number, WIRE_VARINT);
     put_varint(t, (uint64_t)value);
 }
 
-/* By its bits, through an integer: so bytes come out little-endian on any machine. */
+/* By its bits, through an integer, so that the bytes are little-endian on any machine. */
 static void put_double(Text *t, unsigned number, double value) {
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -94,7 +93,7 @@ static void put_string(Text *t, unsigned number, const char *s) { put_bytes(t, n
 
 /* ---- records ---- */
 
-/* A CRC of data that holds CRCs is weak: TFRecord rotates and shifts it. */
+/* A CRC of data that contains CRCs is weak: TFRecord rotates and shifts it. */
 uint32_t tensorboard_masked_crc(const void *data, size_t length) {
     uint32_t crc = crc32c(data, length);
     return (crc >> 15 | crc << 17) + 0xa282ead8u;
@@ -109,14 +108,14 @@ enum {
     EVENT_SESSION_LOG = 7
 };
 
-/* A step of 0 is left out, as protocol buffers leave out what is the default. */
+/* A step of 0 is omitted, as protocol buffers omit default values. */
 static void begin_event(TensorBoard *tb, int64_t step) {
     text_clear(&tb->event);
     put_double(&tb->event, EVENT_WALL_TIME, clock_wall());
     if (step != 0) put_int(&tb->event, EVENT_STEP, step);
 }
 
-/* `part` is free again here: what it held is in the event by now. */
+/* `part` is free again here: its content is already in the event. */
 static ErrorCode write_event(TensorBoard *tb, Error *err) {
     Text *frame = &tb->part;
     text_clear(frame);
@@ -131,16 +130,17 @@ static ErrorCode write_event(TensorBoard *tb, Error *err) {
     return tensorboard_flush(tb, err);
 }
 
-/* Not synced to the disk: curves are in metrics.jsonl too. */
+/* Not synced to disk: metrics.jsonl has the curves too. */
 ErrorCode tensorboard_flush(TensorBoard *tb, Error *err) {
     tb->flushed = clock_seconds();
     return fflush(tb->file) == 0 ? OK : error_errno(err, ERR_IO, "%s: writing failed", tb->path);
 }
 
-/* Names as TensorBoard's own writer gives them; it looks for "tfevents" and sorts by the time. */
+/* The names of TensorBoard's own writer; readers look for "tfevents" and sort by the time. */
 #define EVENT_FILES "events.out.tfevents."
 
-/* Time, host, process and microseconds: no two starts share a name, on any machine of a shared directory. */
+/* Time, host, process and microseconds: no two starts share a name, on any machine with a shared
+ * directory. */
 static char *event_path(const char *dir) {
     char host[256] = "localhost";
     if (gethostname(host, sizeof host - 1) != 0 || !host[0]) strcpy(host, "localhost");
@@ -156,14 +156,14 @@ static char *event_path(const char *dir) {
     return path;
 }
 
-/* Flushed at once, so that a reader finds the file from the first second. */
+/* Flushed at once, so that a reader finds the file immediately. */
 static ErrorCode write_preamble(TensorBoard *tb, int64_t resumed, Error *err) {
     begin_event(tb, 0);
     put_string(&tb->event, EVENT_FILE_VERSION, "brain.Event:2");
     TRY(write_event(tb, err));
     if (resumed > 0) {
-        /* SessionLog{status = START} at step s makes readers forget what earlier files say about steps >= s.
-         */
+        /* SessionLog{status = START} at step s makes readers forget what earlier files say about steps >=
+         * s. */
         begin_event(tb, resumed + 1);
         put_bytes(&tb->event, EVENT_SESSION_LOG, "\x08\x01", 2);
         TRY(write_event(tb, err));
@@ -171,7 +171,7 @@ static ErrorCode write_preamble(TensorBoard *tb, int64_t resumed, Error *err) {
     return tensorboard_flush(tb, err);
 }
 
-/* *out is NULL after a failure; what was made on the disk stays. */
+/* *out is NULL after a failure; files already made on disk stay. */
 ErrorCode tensorboard_open(TensorBoard **out, const char *run_dir, int64_t resumed, Error *err) {
     *out = NULL;
     char *dir = path_join(run_dir, "tensorboard");
@@ -197,7 +197,7 @@ ErrorCode tensorboard_open(TensorBoard **out, const char *run_dir, int64_t resum
     return OK;
 }
 
-/* Of a run that begins anew: TensorBoard would draw both curves as one. */
+/* For a run that starts over: TensorBoard would draw both curves as one. */
 ErrorCode tensorboard_discard(const char *run_dir, Error *err) {
     char *dir = path_join(run_dir, "tensorboard");
     ErrorCode code = file_check_own_dir(dir, err);
@@ -208,7 +208,7 @@ ErrorCode tensorboard_discard(const char *run_dir, Error *err) {
 
 const char *tensorboard_path(const TensorBoard *tb) { return tb->path; }
 
-/* fclose writes what is still buffered, so it may fail; the memory is freed all the same. */
+/* fclose writes buffered data, so it may fail; the memory is freed anyway. */
 ErrorCode tensorboard_close(TensorBoard *tb, Error *err) {
     if (!tb) return OK;
     ErrorCode code = OK;
@@ -228,19 +228,19 @@ static void add_scalar(TensorBoard *tb, const char *tag, double value) {
     Text *v = &tb->value;
     text_clear(v);
     put_string(v, 1, tag);
-    /* Scalars are floats in this format; metrics.jsonl has the doubles. */
+    /* This format has float scalars; metrics.jsonl has the doubles. */
     put_float(v, 2, (float)value);
     put_bytes(&tb->part, 1, v->data, v->length);
 }
 
-/* Of a tag "section/name/figure"; the figures of a step bring sections of their own. */
+/* For a tag "section/name/figure"; the figures of a step contain their section. */
 typedef struct Scalar {
     const char *figure;
     double value;
 } Scalar;
 
-/* One event for all scalars of a step, so that they share a time. If none of them is finite it is an event
- * with an empty summary, which readers pass over. */
+/* One event for all scalars of a step, so that they share a time. If none of them is finite, its summary is
+ * empty, and readers skip it. */
 static ErrorCode write_scalars(TensorBoard *tb, int64_t step, const char *section, const char *name,
                                const Scalar *scalars, size_t count, Error *err) {
     char tag[256];
@@ -347,7 +347,7 @@ ErrorCode tensorboard_add(TensorBoard *tb, MetricsKind kind, const void *record,
     return OK;
 }
 
-/* The Text tab wants a string tensor: TensorProto{1 dtype = DT_STRING (7), 2 shape (empty: a scalar), 8
+/* The Text tab requires a string tensor: TensorProto{1 dtype = DT_STRING (7), 2 shape (empty: a scalar), 8
  * string_val} under metadata that names the plugin: SummaryMetadata{1 PluginData{1 name}, 4 data_class =
  * tensor (2)}. */
 ErrorCode tensorboard_text(TensorBoard *tb, const char *tag, int64_t step, const char *markdown, Error *err) {

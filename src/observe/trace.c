@@ -1,16 +1,16 @@
-/* The writer. Slices of a track nest or follow each other: times are rounded to whole nanoseconds one by one,
- * which keeps their order, and a slice's length is the difference of rounded ends.
+/* Writes a trace. Slices of a track are nested or disjoint: times are rounded to whole nanoseconds one by
+ * one, which keeps their order, and a slice's length is the difference of its rounded ends.
  *
- * A file of the Trace Event Format (JSON), as Perfetto and chrome://tracing open it. A rank is a "process"
- * of two tracks, planned and measured:
+ * The file is in the Trace Event Format (JSON), which Perfetto and chrome://tracing open. A rank is a
+ * "process" of two tracks, planned and measured:
  *
  *     "M"        names of ranks and tracks, and their order
  *     "X"        a slice: cat planned, measured, or wait (inside a measured one)
  *     "s", "f"   an arrow from a send to the pass that takes the message
- *     otherData  what trace_read needs to make a Timing again
+ *     otherData  what trace_read needs to restore a Timing
  *
- * Times are microseconds since the trace began; `ts` of a slice is that of its step plus its place in the
- * step. */
+ * Times are microseconds since the trace began; `ts` of a slice is the start of its step plus the time within
+ * the step. */
 #include "observe/trace.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@
 
 enum { TRACK_PLANNED = 1, TRACK_MEASURED };
 
-#define SHORTEST_WAIT 1e-6 /* seconds; shorter ones get no slice of their own */
+#define SHORTEST_WAIT 1e-6 /* seconds; shorter ones get no slice */
 
 typedef struct Trace {
     const Timing *t;
@@ -31,10 +31,10 @@ typedef struct Trace {
     int64_t flows;
 } Trace;
 
-/* Rounding keeps the order of times: of a <= b come round(a) <= round(b), so slices that nest still nest. */
+/* Rounding keeps the order of times: a <= b implies round(a) <= round(b), so nested slices stay nested. */
 static double nanoseconds(double seconds) { return round(seconds * 1e9); }
 
-/* The members that all events have; the caller ends the object. A line an event, so that a trace can be
+/* The members that all events have; the caller ends the object. One line per event, so that a trace can be
  * read and compared as text. */
 static void begin_event(Trace *tr, const char *phase, int rank, int track, const char *name) {
     text_puts(tr->w.out, "\n");
@@ -45,7 +45,7 @@ static void begin_event(Trace *tr, const char *phase, int rank, int track, const
     json_put_string(&tr->w, "name", name);
 }
 
-/* Microseconds are the format's unit; nanoseconds are what is left of them. */
+/* The format's unit is microseconds; the decimals are nanoseconds. */
 static void put_times(Trace *tr, double start, double end) {
     json_put_double(&tr->w, "ts", nanoseconds(start) / 1e3);
     json_put_double(&tr->w, "dur", (nanoseconds(end) - nanoseconds(start)) / 1e3);
@@ -63,7 +63,7 @@ static void name_row(Trace *tr, const char *what, int rank, int track, const cha
     json_end_object(&tr->w);
 }
 
-/* Else it is for the viewer to choose an order: by name, "rank 10" comes before "rank 2". */
+/* Otherwise the viewer chooses an order, such as by name: "rank 10" before "rank 2". */
 static void order_row(Trace *tr, int rank) {
     begin_event(tr, "M", rank, 0, "process_sort_index");
     json_key(&tr->w, "args");
@@ -73,7 +73,7 @@ static void order_row(Trace *tr, int rank) {
     json_end_object(&tr->w);
 }
 
-/* Rank numbers order the processes, not the times at which they first show. */
+/* Processes are ordered by rank, not by the time of their first event. */
 static void name_rank(Trace *tr, int rank) {
     char name[64];
     int pipelines = timing_pipelines(tr->t);
@@ -86,8 +86,8 @@ static void name_rank(Trace *tr, int rank) {
 
 /* ---- planned ---- */
 
-/* "3F7": stage, kind of pass, microbatch. The simulator counts in milliseconds. A row of the plan is a place
- * of the pipeline; the rank is found as the mesh numbers it, pipeline outermost. */
+/* "3F7": stage, kind of pass, microbatch. The simulator uses milliseconds. A row of the plan is a pipeline
+ * rank; its global rank follows from the mesh, in which the pipeline is the outermost axis. */
 static void write_planned_span(Trace *tr, const TimedStep *step, int pipeline, const Span *s) {
     static const char letters[SPAN_UPDATE + 1] = "FBIW";
     char name[48] = "optimizer";
@@ -105,7 +105,7 @@ static void write_planned_span(Trace *tr, const TimedStep *step, int pipeline, c
     json_end_object(&tr->w);
 }
 
-/* Every traced step shows the same plan, from where the step began. */
+/* Every traced step shows the same plan, from the start of the step. */
 static void write_planned(Trace *tr, const TimedStep *step) {
     for (int p = 0; p < tr->p->pipelines; p++)
         for (int i = 0; i < tr->p->planned[p].count; i++) {
@@ -116,7 +116,7 @@ static void write_planned(Trace *tr, const TimedStep *step) {
 
 /* ---- measured ---- */
 
-/* So that start and end of a collective can be told from others of its unit: " TP_ALL_GATHER at part 5". */
+/* Distinguishes the start and end of a collective from others of its unit: " TP_ALL_GATHER at part 5". */
 static void describe_place(Action a, char *out, size_t size) {
     Text name = {0};
     collective_name(a, &name);
@@ -124,7 +124,8 @@ static void describe_place(Action a, char *out, size_t size) {
     text_free(&name);
 }
 
-/* A slice an action: what, which unit, which microbatch; `waited` is also drawn, inside it (write_wait). */
+/* A slice per action: what, which unit, which microbatch. `waited` is drawn separately, inside it
+ * (write_wait). */
 static void write_action(Trace *tr, const TimedStep *step, int rank, const TimedAction *a) {
     char name[96], unit[16] = "", microbatch[16] = "", place[48] = "";
     if (a->action.unit >= 0) snprintf(unit, sizeof unit, " %d", a->action.unit);
@@ -146,8 +147,8 @@ static void write_action(Trace *tr, const TimedStep *step, int rank, const Timed
     json_end_object(&tr->w);
 }
 
-/* Passes wait before they compute; the norm is agreed on at its end. Cut to the action: a wait that was
- * measured a little longer than the action around it must not stick out. */
+/* Passes wait before they compute; the norm's exchange is at its end. Clipped to the action, since the
+ * measured wait may be slightly longer than the action around it. */
 static void write_wait(Trace *tr, const TimedStep *step, int rank, const TimedAction *a) {
     if (a->waited < SHORTEST_WAIT) return;
     bool last = a->action.kind == ACT_NORM;
@@ -170,14 +171,14 @@ static void write_measured(Trace *tr, const TimedStep *step) {
 
 /* ---- arrows ---- */
 
-/* A pass, by what is sent to it. */
+/* A pass, identified by what is sent to it. */
 typedef struct Place {
     bool forward;
     int unit, microbatch, rank;
-    double time; /* when its message was there */
+    double time; /* when its message had arrived */
 } Place;
 
-/* By pass, not by time: bsearch looks for the one to which a message goes. */
+/* By pass, not by time: bsearch looks for the pass that receives a message. */
 static int compare_places(const void *a, const void *b) {
     const Place *x = a, *y = b;
     if (x->forward != y->forward) return x->forward ? -1 : 1;
@@ -185,12 +186,12 @@ static int compare_places(const void *a, const void *b) {
     return (x->microbatch > y->microbatch) - (x->microbatch < y->microbatch);
 }
 
-/* The weight half of a backward pass waits for nobody. */
+/* A wgrad waits for no message. */
 static bool takes_messages(ActionKind kind) {
     return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_DGRAD;
 }
 
-/* Passes of one pipeline in order; the caller frees them. A pipeline is the ranks `rank`, rank +
+/* Passes of one pipeline in order; the caller frees them. A pipeline consists of the ranks `rank`, rank +
  * pipelines, and so on: pp is the outermost axis of the mesh. */
 static Place *find_places(const Timing *t, const TimedStep *step, int pipeline, size_t *count) {
     size_t most = 0, n = 0;
@@ -210,14 +211,14 @@ static Place *find_places(const Timing *t, const TimedStep *step, int pipeline, 
     return places;
 }
 
-/* Both ends carry one id; the format joins them. Ids are counted over the whole file: the format would join
- * arrows of different steps otherwise. */
+/* Both ends carry one id, by which the format joins them. Ids count over the whole file: otherwise arrows of
+ * different steps would be joined. */
 static void write_arrow_end(Trace *tr, const char *phase, int rank, bool forward, double time) {
     begin_event(tr, phase, rank, TRACK_MEASURED, forward ? "activations" : "gradients");
     json_put_string(&tr->w, "cat", "message");
     json_put_int(&tr->w, "id", tr->flows);
     json_put_double(&tr->w, "ts", nanoseconds(time) / 1e3);
-    if (*phase == 'f') json_put_string(&tr->w, "bp", "e"); /* the slice around it, not the one that follows */
+    if (*phase == 'f') json_put_string(&tr->w, "bp", "e"); /* the enclosing slice, not the next one */
     json_end_object(&tr->w);
 }
 
@@ -226,12 +227,12 @@ static void write_arrows_of(Trace *tr, const TimedStep *step, int rank, const Pl
         const TimedAction *a = &step->ranks[rank].actions[i];
         bool forward = a->action.kind == ACT_SEND_F;
         if (!forward && a->action.kind != ACT_SEND_B) continue;
-        /* Activations go to the unit behind, gradients to the one before. */
+        /* Activations go to the next unit, gradients to the previous one. */
         Place key = {.forward = forward,
                      .unit = a->action.unit + (forward ? 1 : -1),
                      .microbatch = a->action.microbatch};
         const Place *to = bsearch(&key, places, count, sizeof *places, compare_places);
-        /* A message whose pass was not recorded (a trace that was cut) gets no arrow. */
+        /* A message whose pass was not recorded (in a truncated trace) gets no arrow. */
         if (!to) continue;
         tr->flows++;
         write_arrow_end(tr, "s", rank, forward, step->began + a->start);
@@ -240,7 +241,7 @@ static void write_arrows_of(Trace *tr, const TimedStep *step, int rank, const Pl
     }
 }
 
-/* Messages never leave their pipeline, so each is looked up among the passes of its own alone. */
+/* Messages never leave their pipeline, so only its passes are searched. */
 static void write_arrows(Trace *tr, const TimedStep *step) {
     for (int p = 0; p < timing_pipelines(tr->t); p++) {
         size_t count;
@@ -253,7 +254,7 @@ static void write_arrows(Trace *tr, const TimedStep *step) {
 
 /* ---- the file ---- */
 
-/* Figures are of the measured step; what was predicted is the same for all. */
+/* Figures of the measured step; the prediction is the same for all. */
 static void write_step_facts(Trace *tr, int step) {
     StepFigures f = timing_figures(tr->t, step);
     json_begin_object(&tr->w);
@@ -281,7 +282,7 @@ static void write_facts(Trace *tr) {
     json_end_object(w);
 }
 
-/* Names first, then step by step: a viewer takes events in any order, a person reads them in this one. */
+/* Names first, then step by step: viewers accept events in any order, and this one is readable. */
 void trace_format(const Timing *t, const Prediction *p, Text *out) {
     Trace tr = {.t = t, .p = p};
     json_start(&tr.w, out, 0);
@@ -302,7 +303,7 @@ void trace_format(const Timing *t, const Prediction *p, Text *out) {
     text_puts(out, "\n");
 }
 
-/* Whole or not at all. */
+/* Complete or not at all. */
 ErrorCode trace_write(const char *path, const Timing *t, const Prediction *p, Error *err) {
     Text out = {0};
     trace_format(t, p, &out);

@@ -1,12 +1,12 @@
-/* Reading a trace back. What is counted in the file's own words (ranks, stages, steps) must be no more than
- * there are events before anything is allocated by it.
+/* Reads a trace back. The counts in the file (ranks, stages, steps) may not exceed the number of events,
+ * which is checked before anything is allocated by them.
  *
  * Only measured slices are read; planned ones, waits and arrows follow from them. A trace may have been
- * edited or made by something else, so everything that Timing promises (forecast/timing.h) is checked: steps
- * ascend, each rank has something in each step, actions of a rank are in order of time and inside their
- * step.
+ * edited or made by another program, so everything that Timing guarantees (forecast/timing.h) is checked:
+ * steps ascend, each rank has actions in each step, and actions of a rank are in order of time and inside
+ * their step.
  *
- * In three passes, each of which bounds the next:
+ * Three passes, each of which bounds the next:
  *
  *     otherData       ranks, pipeline, stages, steps        no more than there are events
  *     traceEvents     measured slices, read and counted     by rank and step, which are known now
@@ -19,9 +19,9 @@
 #include "base/json.h"
 #include "observe/trace.h"
 
-/* Some hundred thousand actions; a file that is larger is something else. */
+/* Some hundred thousand actions; a larger file is not a trace. */
 #define TRACE_LIMIT ((size_t)64 << 20)
-/* Four months; it keeps what is computed from times finite. */
+/* Four months; the bound keeps everything computed from times finite. */
 #define LONGEST_STEP 1e7 /* seconds */
 #define SHORTEST_STEP 1e-6
 
@@ -33,7 +33,7 @@ typedef struct Reader {
     int *counts; /* [steps, ranks] */
 } Reader;
 
-/* An action with where it belongs, until all are counted. */
+/* An action with its step and rank, until all are counted. */
 typedef struct ReadAction {
     int step, rank;
     TimedAction action;
@@ -48,7 +48,7 @@ static ErrorCode read_count(Reader *r, const cJSON *facts, const char *key, int 
     return OK;
 }
 
-/* Steps ascend, which is what find_step's search relies on. */
+/* Steps ascend; find_step's search relies on it. */
 static ErrorCode read_steps(Reader *r, const cJSON *facts) {
     const cJSON *steps = cJSON_GetObjectItemCaseSensitive(facts, "steps"), *item;
     int64_t last = -1;
@@ -87,7 +87,7 @@ static int compare_steps(const void *key, const void *element) {
     return (a > b) - (a < b);
 }
 
-/* An event of a step that the file does not list is an error: its times would have no origin. */
+/* An event of a step that is not in the file's list is an error: its times would have no origin. */
 static ErrorCode find_step(Reader *r, const cJSON *args, int *out) {
     int64_t step = 0;
     TRY(json_get_int(args, r->where, "step", true, 0, (int64_t)1 << 52, &step, r->err));
@@ -100,7 +100,7 @@ static ErrorCode find_step(Reader *r, const cJSON *args, int *out) {
     return OK;
 }
 
-/* What 0.1 called what ranks exchange. */
+/* Translates the action names of version 0.1. */
 static const char *new_name(const char *name) {
     static const char *const starts[] = {"GATHER_X", "SUM_X",       "SWAP_X",     "GATHER_KV",
                                          "SUM_KV",   "SUM_COPIES",  "ROWS_X",     "COUNT_X",
@@ -120,7 +120,7 @@ static const char *new_name(const char *name) {
     return strcmp(name, "CROSSED") == 0 ? action_name(ACT_WAIT) : name;
 }
 
-/* By name, as the file has it: numbers of actions may change from version to version. */
+/* By name, as in the file: numbers of actions may change between versions. */
 static ErrorCode read_kind(Reader *r, const cJSON *args, ActionKind *out) {
     const char *name = NULL;
     char shown[80];
@@ -134,14 +134,14 @@ static ErrorCode read_kind(Reader *r, const cJSON *args, ActionKind *out) {
                      error_escape(shown, sizeof shown, name, strlen(name)));
 }
 
-/* dur and waited are lengths: only ts has the beginning of the step in it. */
+/* dur and waited are lengths; only ts includes the beginning of the step. */
 static ErrorCode read_times(Reader *r, const cJSON *event, const cJSON *args, double began, TimedAction *a) {
     double ts = 0, length = 0, waited = 0;
     TRY(json_get_double(event, r->where, "ts", true, &ts, r->err));
     TRY(json_get_double(event, r->where, "dur", true, &length, r->err));
     TRY(json_get_double(args, r->where, "waited", true, &waited, r->err));
-    /* Times in the file are of the trace, here of the step. They were rounded apart, hence a microsecond
-     * of grace. */
+    /* Times in the file are relative to the trace, here to the step. They were rounded separately, hence a
+     * tolerance of one microsecond. */
     a->start = ts / 1e6 - began;
     if (length < 0 || waited < 0 || !(a->start > -1e-6) || !(a->start + length / 1e6 < LONGEST_STEP))
         return error_set(r->err, ERR_DATA, "%s: an action outside its step", r->where);
@@ -172,14 +172,14 @@ static ErrorCode read_action(Reader *r, const cJSON *event, ReadAction *out) {
     return OK;
 }
 
-/* Events of other categories, and of other programs that merged theirs in, are passed over. */
+/* Events of other categories, and of other programs that merged theirs into the file, are skipped. */
 static bool is_measured(const cJSON *event) {
     const cJSON *category = cJSON_GetObjectItemCaseSensitive(event, "cat");
     return cJSON_IsString(category) && strcmp(category->valuestring, "measured") == 0;
 }
 
-/* Gives each rank of each step its actions, in the order of the file, which must be that of time. An
- * action that starts before the one ahead of it would make negative waits. */
+/* Gives each rank of each step its actions, in the order of the file, which must be the order of time:
+ * otherwise waits could be negative. */
 static ErrorCode hand_out(Reader *r, const ReadAction *all, size_t count) {
     Timing *t = r->t;
     for (int i = 0; i < t->count * t->ranks; i++) {
@@ -197,7 +197,7 @@ static ErrorCode hand_out(Reader *r, const ReadAction *all, size_t count) {
         rank->actions[rank->count++] = all[i].action;
     }
     for (int i = 0; i < t->count * t->ranks; i++) {
-        /* timing_set makes what the step knows of itself from them. */
+        /* timing_set derives the step's own values from them. */
         TimedRank *rank = &t->steps[i / t->ranks].ranks[i % t->ranks];
         timing_set(&t->steps[i / t->ranks], i % t->ranks, rank->actions, rank->count);
     }
@@ -208,7 +208,7 @@ static ErrorCode hand_out(Reader *r, const ReadAction *all, size_t count) {
     return OK;
 }
 
-/* Twice: first all events are read and counted, then each rank gets memory for just its own. After a
+/* Two passes: first all events are read and counted, then each rank gets memory for exactly its own. After a
  * failure the caller frees t. */
 static ErrorCode read_events(Reader *r, const cJSON *events) {
     ReadAction *all = mem_alloc_array((size_t)r->events + 1, sizeof *all);

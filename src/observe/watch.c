@@ -1,19 +1,19 @@
-/* The files of a run that goes on, read as they grow.
+/* Reads the files of an active run as they grow.
  *
  *  W1. A record counts once its line has its newline: the last line of a file that is being written may be
- *      half there, and is read again.
- *  W2. Points have ascending steps: a record that does not go on from the last is passed over, and counted.
- *      That a file is not the one that was read shows in its inode, its size, and its first bytes, which hold
- *      a time.
- *  W3. What is read at a look, and what is kept, has a limit that no file of a run can raise.
+ *      incomplete, and is read again.
+ *  W2. Points have ascending steps: a record that does not continue from the last one is skipped, and
+ *      counted. A replaced file is recognised by its inode, its size, and its first bytes, which contain a
+ *      time.
+ *  W3. The amounts read per look and kept have limits that no file of a run can raise.
  *
- * A look, and what a page is told:
+ * The data flow of a look:
  *
  *     metrics.jsonl  --from `offset`, at most LOOK bytes-->  whole lines --> points, validations, named, last
  *     metrics-000NN.jsonl, journal.jsonl  --the last TAIL bytes, each time-->  ranks, state, events
  *
- * `version` is the page's proof that it has the beginning of what is here: whenever points are thinned or
- * read anew it grows, and the page gets all of them instead of those behind its last step. */
+ * `version` tells whether a page has the beginning of the current data: it grows whenever points are thinned
+ * or read again, and then the page gets all points instead of those after its last step. */
 #include "observe/watch.h"
 
 #include <dirent.h>
@@ -31,13 +31,13 @@
 #include "base/json.h"
 #include "observe/journal.h"
 
-/* In bytes. LOOK is some thousand records; TAIL holds about WATCH_EVENTS entries of a journal, or the last
+/* In bytes. LOOK is some thousand records; TAIL fits about WATCH_EVENTS entries of a journal, or the last
  * records of a rank; DETAIL is what a line of the page can show of an event. */
 enum { LOOK = 4 << 20, TAIL = 64 << 10, DETAIL = 600 };
 
 /* ---- columns ---- */
 
-/* A member of a record that is drawn. `key` is its name in the JSON, which the script goes by. */
+/* A drawn member of a record. `key` is its name in the JSON, which the script uses. */
 typedef struct Column {
     const char *key;
     size_t offset;
@@ -62,10 +62,10 @@ static const Column columns[WATCH_COLUMNS] = {
 };
 enum { STEP = 0, LOSS = 1 };
 
-/* ---- keeping ---- */
+/* ---- points ---- */
 
-/* Of four points the ones with the least and the greatest loss, in their order; one that is not finite is
- * greater than any. Of four that are equal the first and the last. */
+/* Keeps of four points the ones with the minimum and the maximum loss, in their order; a non-finite one is
+ * greater than any. Of four equal points keeps the first and the last. */
 static size_t thin_four(const WatchPoint *from, WatchPoint *to) {
     size_t least = 0, most = 0;
     for (size_t i = 1; i < 4; i++) {
@@ -80,9 +80,8 @@ static size_t thin_four(const WatchPoint *from, WatchPoint *to) {
     return 2;
 }
 
-/* In place, since what is written never overtakes what is read. Every four become two, so a curve that is
- * full has room for WATCH_POINTS / 2 more: a run of n steps is thinned about n / 2048 times, at 4096 points
- * each. */
+/* In place, since writing never overtakes reading. Every four become two, so thinning a full curve makes
+ * space for WATCH_POINTS / 2 more: a run of n steps is thinned about n / 2048 times, at 4096 points each. */
 static void thin(Watched *w) {
     size_t kept = 0;
     for (size_t i = 0; i + 4 <= w->count; i += 4) kept += thin_four(&w->points[i], &w->points[kept]);
@@ -91,7 +90,7 @@ static void thin(Watched *w) {
 }
 _Static_assert(WATCH_POINTS % 4 == 0, "points are thinned by fours");
 
-/* The memory stays; pages that know the old version are told everything again. */
+/* Keeps the memory; pages with the old version get everything again. */
 static void start_over(Watched *w) {
     w->offset = w->count = w->validation_count = w->named_count = w->bad_lines = 0;
     w->last = (StepMetrics){0};
@@ -108,8 +107,8 @@ static void keep_step(Watched *w, const StepMetrics *m) {
     w->last = *m;
 }
 
-/* When they are used up every second one stays: they are few, and no spikes. A page is told all that are
- * here, every time. */
+/* When the array is full, every second one is removed: they are few, and without spikes. A page gets all of
+ * them every time. */
 static void keep_dot(WatchDot *dots, size_t *count, size_t most, WatchDot dot) {
     if (*count == most) {
         for (size_t i = 0; i < most / 2; i++) dots[i] = dots[2 * i + 1];
@@ -123,7 +122,7 @@ static void keep_validation(Watched *w, const ValidationMetrics *v) {
     w->last_validation = *v;
 }
 
-/* The curve of this name, which may be a new one; NULL where there are too many. */
+/* The curve of this name, which may be new; NULL if there are too many. */
 static WatchCurve *named_curve(Watched *w, MetricsKind kind, const char *name) {
     for (size_t i = 0; i < w->named_count; i++)
         if (w->named[i].kind == kind && strcmp(w->named[i].name, name) == 0) return &w->named[i];
@@ -134,8 +133,8 @@ static WatchCurve *named_curve(Watched *w, MetricsKind kind, const char *name) {
     return c;
 }
 
-/* False where it does not go on. Once a task has shown which figure it has, it is drawn by that; where it is
- * not finite, there is a gap. */
+/* False if the record does not continue the curve. A task's figure is chosen by its first record; later
+ * records without a finite value of it leave a gap. */
 static bool keep_named(Watched *w, const MetricsRecord *r) {
     bool set = r->kind == METRICS_SET;
     WatchCurve *c = named_curve(w, r->kind, set ? r->validation.name : r->task.name);
@@ -149,8 +148,8 @@ static bool keep_named(Watched *w, const MetricsRecord *r) {
     return true;
 }
 
-/* Two validations may stand at one step, two records of steps may not. What is passed over is counted, and
- * the page is told the count: a curve with holes should not look whole. */
+/* Two validations may have one step, two step records may not. Skipped records are counted, and the page gets
+ * the count: a curve with gaps should not look complete. */
 static void take_line(Watched *w, const char *line, size_t length) {
     MetricsRecord r;
     bool good = true;
@@ -168,7 +167,7 @@ static void take_line(Watched *w, const char *line, size_t length) {
     case METRICS_SET:
     case METRICS_TASK: good = keep_named(w, &r); break;
     case METRICS_PROBE:
-    case METRICS_SOURCE: break; /* not on the page */
+    case METRICS_SOURCE: break; /* not shown on the page */
     case METRICS_KINDS: good = false;
     }
     w->bad_lines += !good;
@@ -176,7 +175,7 @@ static void take_line(Watched *w, const char *line, size_t length) {
 
 /* ---- reading ---- */
 
-/* -1 where it is not there or not a plain file of the run: a link that somebody put there is not followed. */
+/* -1 if it does not exist or is not a regular file: a link that somebody put there is not followed. */
 static int open_in(const char *dir, const char *name) {
     int fd;
     char *path = path_join(dir, name);
@@ -185,8 +184,8 @@ static int open_in(const char *dir, const char *name) {
     return fd;
 }
 
-/* Bytes of a file into fresh memory, fewer at its end. By pread: the file has no position that two looks
- * could share. One byte more than is asked for, so that none is no special case. The caller frees it. */
+/* Bytes of a file into new memory, fewer at its end. By pread: the file has no position that two looks could
+ * share. One byte more is allocated, so that zero is no special case. The caller frees it. */
 static char *read_at(int fd, uint64_t offset, size_t most, size_t *length) {
     char *data = mem_alloc(most + 1);
     ssize_t n;
@@ -197,24 +196,24 @@ static char *read_at(int fd, uint64_t offset, size_t most, size_t *length) {
     return data;
 }
 
-/* Up to the last newline; what comes behind it is read again with the next look (W1). A piece of LOOK bytes
- * without any newline would be read for ever, so it is passed over as one bad line. */
+/* Up to the last newline; the rest is read again at the next look (W1). A block of LOOK bytes without any
+ * newline would be read forever, so it is skipped as one bad line. */
 static void take_lines(Watched *w, const char *data, size_t length) {
     const char *at = data, *end = data + length, *newline;
     while ((newline = memchr(at, '\n', (size_t)(end - at)))) {
         take_line(w, at, (size_t)(newline - at));
         at = newline + 1;
     }
-    if (at == data && length == LOOK) { /* no record is so long */
+    if (at == data && length == LOOK) { /* no record is that long */
         w->bad_lines++;
         at = end;
     }
     w->offset += (uint64_t)(at - data);
 }
 
-/* The first bytes of what was read are what they were; they are kept when there are enough of them. A file
- * that was replaced by a longer one under the same inode has another first record. Less than WATCH_HEAD bytes
- * are not judged: the next look has more. */
+/* Whether the first bytes are unchanged; they are stored once there are enough. A file that was replaced by a
+ * longer one under the same inode has another first record. Fewer than WATCH_HEAD bytes are not judged: the
+ * next look has more. */
 static bool begins_as_before(Watched *w, int fd) {
     char now[WATCH_HEAD];
     ssize_t n;
@@ -226,8 +225,8 @@ static bool begins_as_before(Watched *w, int fd) {
     return memcmp(w->head, now, sizeof now) == 0;
 }
 
-/* One piece a look, so that the server answers while it works through a long file; `read` tells the page how
- * far it has come. */
+/* One block per look, so that the server responds while it works through a long file; `read` tells the page
+ * the progress. */
 static void look_at(Watched *w, int fd, const struct stat *now) {
     size_t length;
     if ((uint64_t)now->st_ino != w->file || (uint64_t)now->st_size < w->offset || !begins_as_before(w, fd))
@@ -240,7 +239,7 @@ static void look_at(Watched *w, int fd, const struct stat *now) {
     free(data);
 }
 
-/* A file that is gone is a run that begins anew; nothing here is an error, since the next look may find
+/* A missing file means that the run starts over. Nothing here is an error, since the next look may find
  * it. */
 void watch_look(Watched *w) {
     struct stat now;
@@ -254,7 +253,7 @@ void watch_look(Watched *w) {
     close(fd);
 }
 
-/* The last part of the real path, since "." is a name as well; of the given path as long as it leads nowhere.
+/* The last component of the real path, since "." is a possible name; of the given path if it does not exist.
  * The caller frees it. */
 static char *name_of(const char *dir) {
     char *real = realpath(dir, NULL), *path = real ? real : mem_strdup(dir);
@@ -265,8 +264,8 @@ static char *name_of(const char *dir) {
     return name;
 }
 
-/* The memory for points is taken here, once. The version begins with the time in milliseconds, and grows by
- * one at a time. */
+/* The memory for points is allocated once, here. The version starts with the time in milliseconds, and grows
+ * by one at a time. */
 ErrorCode watch_open(Watched *w, const char *dir, Error *err) {
     *w = (Watched){0};
     struct stat info;
@@ -281,7 +280,7 @@ ErrorCode watch_open(Watched *w, const char *dir, Error *err) {
     w->validations = mem_alloc_array(WATCH_VALIDATIONS, sizeof *w->validations);
     w->named = mem_alloc_array(WATCH_NAMED, sizeof *w->named);
     w->dots = mem_alloc_array((size_t)WATCH_NAMED * WATCH_DOTS, sizeof *w->dots);
-    w->version = (int64_t)(1000 * clock_wall()); /* pages of an earlier server know others */
+    w->version = (int64_t)(1000 * clock_wall()); /* pages of an earlier server have another one */
     return OK;
 }
 
@@ -297,9 +296,9 @@ void watch_close(Watched *w) {
 
 /* ---- the tails of other files ---- */
 
-/* The last whole lines of a file, TAIL bytes at most; NULL where there are none. The caller frees it. The
- * first line is cut off where the tail does not begin the file: it may be half a line. memrchr finds the end
- * of the last whole one (W1). *lines lies inside of what is returned. */
+/* The last complete lines of a file, at most TAIL bytes; NULL if there are none. The caller frees the result,
+ * into which *lines points. If the tail does not begin the file, its first line is dropped, since it may be
+ * incomplete. memrchr finds the end of the last complete line (W1). */
 static char *read_tail(const char *dir, const char *name, char **lines, size_t *length) {
     struct stat now;
     char *data = NULL;
@@ -317,8 +316,7 @@ static char *read_tail(const char *dir, const char *name, char **lines, size_t *
     return data;
 }
 
-/* The newest step of a rank's file. From the back, since the last line may be a validation, or one that
- * cannot be read. */
+/* The newest step of a rank's file. From the back, since the last line may be a validation, or unreadable. */
 static bool last_step(const char *dir, const char *name, StepMetrics *out) {
     char *lines = NULL;
     size_t length;
@@ -336,7 +334,7 @@ static bool last_step(const char *dir, const char *name, StepMetrics *out) {
     return found;
 }
 
-/* ---- telling ---- */
+/* ---- output ---- */
 
 /* Six digits: a drawing shows fewer. */
 static void put_number(JsonWriter *w, double value) {
@@ -345,8 +343,8 @@ static void put_number(JsonWriter *w, double value) {
     json_double(w, isfinite(value) ? strtod(digits, NULL) : value);
 }
 
-/* Column by column, an array each: a name stands there once and not with every point. Steps are written
- * whole: the page asks for what comes behind the last one that it has, to the digit. */
+/* Column by column, an array each, so that names are not repeated with every point. Steps have all digits,
+ * since the page asks for the points after its last step. */
 static void write_points(JsonWriter *w, const Watched *run, double after) {
     size_t from = 0;
     while (from < run->count && run->points[from].values[STEP] <= after) from++;
@@ -379,7 +377,7 @@ static void write_dots(JsonWriter *w, const char *key, const WatchDot *dots, siz
     json_end_array(w);
 }
 
-/* All of them: they are few, and one may come after a step that was told. */
+/* All of them: they are few, and one may belong to a step that was already sent. */
 static void write_validations(JsonWriter *w, const Watched *run) {
     write_dots(w, "validations", run->validations, run->validation_count);
     json_key(w, "named");
@@ -412,8 +410,8 @@ static void write_rank(JsonWriter *w, int rank, const StepMetrics *m) {
     json_end_object(w);
 }
 
-/* Rank 0, and those that keep a file of their own (metrics.all_ranks), up to the first that does not. At most
- * WATCH_RANKS of them: each is a file that is opened at every look. */
+/* Rank 0, and ranks with files of their own (metrics.all_ranks), up to the first without. At most WATCH_RANKS
+ * of them: each is a file that is opened at every look. */
 static void write_ranks(JsonWriter *w, const Watched *run) {
     json_key(w, "ranks");
     json_begin_array(w);
@@ -427,8 +425,8 @@ static void write_ranks(JsonWriter *w, const Watched *run) {
     json_end_array(w);
 }
 
-/* What an event says in words, or else in numbers. Cut to DETAIL: an error may quote a file, and there are up
- * to a hundred events in every answer. */
+/* The text of an event, or else its numbers. Cut to DETAIL: an error may quote a file, and there are up to a
+ * hundred events in every response. */
 static void write_event(JsonWriter *w, const JournalEntry *e) {
     char detail[DETAIL];
     Text facts = {0};
@@ -445,9 +443,9 @@ static void write_event(JsonWriter *w, const JournalEntry *e) {
     json_end_object(w);
 }
 
-/* The newest events first, and what the run said of itself when it began: that is told as long as it stands
- * among the newest. Read anew each time and kept nowhere: it is a tail of a file that changes seldom. The
- * newest event is the state of the run; what of it means running is for the page to say. */
+/* The newest events first, and the run's facts from its start, as long as that event is among the newest.
+ * Read again each time and not stored: it is the tail of a file that changes seldom. The newest event is the
+ * state of the run; the page decides which states mean that it is active. */
 static void write_journal(JsonWriter *w, const Watched *run) {
     static const char *const facts[][2] = {
         {"parameters", "parameters"}, {"ranks", "rank_count"}, {"threads", "threads"}};
@@ -467,8 +465,8 @@ static void write_journal(JsonWriter *w, const Watched *run) {
     free(data);
 }
 
-/* Figures in full digits: they are shown as numbers, not drawn. Of a run without a record all is 0, but for
- * the losses, which would be read as zero losses and are null. */
+/* Figures in full digits: they are shown as numbers, not drawn. For a run without a record all are 0, except
+ * the losses, which are null, since 0 would be read as a loss. */
 static void write_last(JsonWriter *w, const Watched *run) {
     const StepMetrics *m = &run->last;
     const ValidationMetrics *v = &run->last_validation;
@@ -494,7 +492,7 @@ static void write_last(JsonWriter *w, const Watched *run) {
     json_end_object(w);
 }
 
-/* `all` says that the points replace those that the page has. A page that names no version (-1) has none. */
+/* `all`: the points replace those of the page. A page without a version (-1) has none. */
 void watch_write(const Watched *run, int64_t version, int64_t after, long pid, Text *out) {
     JsonWriter w;
     bool goes_on = version == run->version;
