@@ -1,7 +1,7 @@
 /* The program of metrics.command: started, fed and ended without ever waiting for it, except at its end.
  *
- *  L1. A line is one write(2) of at most PIPE_BUF bytes to a non-blocking pipe: it is written completely or not
- *      at all.
+ *  L1. A line is one write(2) of at most PIPE_BUF bytes to a non-blocking pipe: it is written completely or
+ *      not at all.
  *  L2. The child inherits only its stdin and its log: it keeps neither the run's lock nor a terminal, nor a
  *      launcher that waits for the end of the run's output.
  *  L3. The child is reaped exactly once, at the end, and once `child` is 0 its number is not used again.
@@ -9,7 +9,7 @@
  *
  *     run                                    the program
  *     listener_open   --spawn-->             starts; stdin is the pipe, stdout and stderr the log
- *     listener_send   --a line per write-->  reads at its own pace; lines that do not fit are dropped and counted
+ *     listener_send   --a line per write-->  reads at its own pace; what does not fit is dropped and counted
  *     listener_close  --end of file-->       has `seconds` to finish
  *                     --SIGTERM-->           GRACE seconds more, its whole group
  *                     --SIGKILL-->           killed, and reaped
