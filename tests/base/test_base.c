@@ -1,4 +1,4 @@
-/* The small things everything stands on: errors, text, clocks, hashes, files, memory. */
+/* The foundations: errors, text, clocks, hashes, files, memory. */
 #include "support/files.h"
 
 #include <errno.h>
@@ -27,7 +27,7 @@ static size_t places(const char *trail) {
     return count;
 }
 
-/* Where it was set, and each TRY on the way up; a new failure starts over; what does not fit is marked. */
+/* The source location, and each TRY on the way up; a new failure starts over; what does not fit is marked. */
 static void test_trail(void **state) {
     (void)state;
     Error err;
@@ -92,7 +92,8 @@ static const char *escape(const char *text, size_t length, size_t size) {
     return error_escape(out, size, text, length);
 }
 
-/* Whatever an error is made of, it is one line that no terminal acts on; what is escaped stays as it is. */
+/* Whatever an error is made of, it is one line that no terminal interprets; escaped text is not escaped
+ * again. */
 static void test_error_escapes(void **state) {
     Error err;
     (void)state;
@@ -352,14 +353,14 @@ static void test_bad_files(void **state) {
     unlink(pipe_path);
 }
 
-/* What the disk does while a file is synced. */
+/* Behaviour of the disk while a file is synced. */
 static bool interrupted_at_sync;
 int fsync(int fd) {
     if (interrupted_at_sync) raise(SIGINT);
     return fdatasync(fd);
 }
 
-/* An interruption comes after the file: whole, and alone. */
+/* The interruption arrives after the file is complete, without a temporary file. */
 static void test_interruption_leaves_no_temporary(void **state) {
     Error err;
     char **paths;
@@ -498,7 +499,7 @@ static void put(const char *name, const char *text) {
     free(path);
 }
 
-/* A machine of 1000 MiB of which 800 are free, with what the groups of the process leave of that. */
+/* A machine of 1000 MiB of which 800 are free, as limited by the control groups of the process. */
 static void expect_use(uint64_t machine_mib, uint64_t available) {
     MemoryUse use = memory_use_at(files_path("proc"), files_path("groups"));
     assert_int_equal(use.resident, 5 << 10);
@@ -523,13 +524,13 @@ static void test_memory_of_control_groups(void **state) {
     expect_use(500, 200 * MIB);
     put("groups/user/memory.stat", "anon 1\ninactive_file 104857600\n");
     expect_use(500, 300 * MIB);
-    /* The lowest of all counts; more than the machine has is none. */
+    /* The lowest limit counts; one beyond the machine's memory is none. */
     put("groups/user/run/memory.max", "209715200\n");
     put("groups/user/run/memory.current", "104857600\n");
     expect_use(200, 100 * MIB);
     put("groups/user/run/memory.max", "9223372036854771712\n");
     expect_use(500, 300 * MIB);
-    /* In a container: the path is the host's, the group is seen at the top. */
+    /* In a container: the path is the host's, the visible group is at the top. */
     put("proc/self/cgroup", "0::/host/of/it\n");
     expect_use(1000, 800 * MIB);
     put("groups/memory.max", "104857600\n");
@@ -539,7 +540,7 @@ static void test_memory_of_control_groups(void **state) {
     put("proc/self/cgroup", "9:name=systemd:/\n4:memory:/job\n0::/\n");
     put("groups/memory/job/memory.limit_in_bytes", "419430400\n");
     put("groups/memory/job/memory.usage_in_bytes", "524288000\n");
-    expect_use(400, 1); /* nothing, which must not read as unknown */
+    expect_use(400, 1); /* nothing is left, which must not be read as unknown */
     MemoryUse unknown = memory_use_at("/nowhere", "/nowhere");
     assert_true(unknown.machine == 0 && unknown.available == 0);
 }

@@ -1,4 +1,4 @@
-/* Exact sums, against arithmetic with big integers that knows nothing of limbs: one binary digit a byte. */
+/* Exact sums against big-integer arithmetic without limbs: one binary digit per byte. */
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -54,7 +54,7 @@ static double big_value(const Big *from) {
     int top = WIDE - 1;
     while (top >= 0 && !b.bit[top]) top--;
     if (top < 0) return 0;
-    int last = top > 52 ? top - 52 : 0; /* of the digits that a double keeps */
+    int last = top > 52 ? top - 52 : 0; /* lowest digit that a double keeps */
     uint64_t digits = 0;
     for (int i = top; i >= last; i--) digits = digits << 1 | b.bit[i];
     bool half = last > 0 && b.bit[last - 1], more = false;
@@ -96,7 +96,7 @@ static void known_sums(void **state) {
     assert_same(exact_of(NULL, 0), 0);
     assert_same(exact_of((double[]){0.1}, 1), 0.1);
     assert_same(exact_of((double[]){1e308, 1, -1e308}, 3), 1);
-    assert_same(exact_of((double[]){DBL_MAX, DBL_MAX, -DBL_MAX}, 3), DBL_MAX); /* room above the largest */
+    assert_same(exact_of((double[]){DBL_MAX, DBL_MAX, -DBL_MAX}, 3), DBL_MAX); /* no overflow in between */
     assert_same(exact_of((double[]){-DBL_MAX, -DBL_MAX, DBL_MAX}, 3), -DBL_MAX);
     assert_same(exact_of((double[]){DBL_MAX, DBL_MAX}, 2), HUGE_VAL);
     assert_same(exact_of((double[]){-DBL_MAX, -DBL_MAX}, 2), -HUGE_VAL);
@@ -106,7 +106,7 @@ static void known_sums(void **state) {
     assert_same(exact_of((double[]){1, -1}, 2), 0);
 }
 
-/* Halves go to even; anything beyond a half, however small, goes up. */
+/* Halves go to even; anything beyond a half, however small, rounds up. */
 static void rounding(void **state) {
     (void)state;
     assert_same(exact_of((double[]){1, 0x1p-53}, 2), 1);
@@ -116,7 +116,7 @@ static void rounding(void **state) {
     assert_same(exact_of((double[]){-1, -0x1p-53, -0x1p-1074}, 3), -1 - 0x1p-52);
     assert_same(exact_of((double[]){DBL_MAX, 0x1p969}, 2), DBL_MAX);
     assert_same(exact_of((double[]){DBL_MAX, 0x1p970}, 2), HUGE_VAL);
-    assert_same(exact_of((double[]){1, -0x1p-54}, 2), 1); /* half of the finer step below 1 */
+    assert_same(exact_of((double[]){1, -0x1p-54}, 2), 1); /* half of the finer spacing below 1 */
     assert_same(exact_of((double[]){1, -0x1p-54, -0x1p-1074}, 3), 1 - 0x1p-53);
 }
 
@@ -129,7 +129,7 @@ static void random_sums_match_big_integers(void **state) {
             double x[64];
             int n = 1 + round * 5;
             for (int i = 0; i < n; i++) x[i] = draw_between(ranges[r][0], ranges[r][1]);
-            /* Now and then nearly everything cancels. */
+            /* In every third round nearly everything cancels. */
             for (int i = n / 2; round % 3 == 2 && i + 1 < n; i++) x[i] = -x[i - n / 2];
             assert_same(exact_of(x, n), big_of(x, n));
         }
@@ -144,7 +144,7 @@ static void shuffle(double *x, int n) {
     }
 }
 
-/* Any order, shared out anyhow: not only the value is the same but every byte. */
+/* In any order and any distribution, not only the value is the same but every byte. */
 static void order_and_parts_do_not_matter(void **state) {
     (void)state;
     enum { N = 500, PARTS = 7 };
@@ -166,7 +166,7 @@ static void order_and_parts_do_not_matter(void **state) {
     }
 }
 
-/* What ranks do: normalised limbs are added as plain integers. */
+/* As ranks do: normalised limbs are added as plain integers. */
 static void limbs_add_as_integers(void **state) {
     (void)state;
     enum { RANKS = 1000 };
@@ -188,7 +188,8 @@ static void limbs_add_as_integers(void **state) {
     assert_same(exact_value(&sum), big_value(&oracle));
 }
 
-/* Carries can wait, but not for ever: limbs stay within their bits when a sum is doubled again and again. */
+/* Carries can be deferred, but not forever: limbs stay within their bits when a sum is doubled again and
+ * again. */
 static void carries_are_taken_in_time(void **state) {
     (void)state;
     ExactSum s;

@@ -1,7 +1,7 @@
-/* What files do when the system does not do it at once: every call is interrupted by a signal the first time,
- * as network file systems may do it; and names are synced where they were made.
+/* Files when system calls are interrupted: every call first fails by a signal, as network file systems may
+ * do; and names are synced in the directory where they were made.
  *
- * open, fsync and so on are defined here, in place of the C library's, and so the calls of base/file.c come
+ * This file defines open, fsync and so on in place of the C library's, so the calls of base/file.c end up
  * here. */
 #include "support/files.h"
 
@@ -13,7 +13,7 @@
 enum { OPEN, OPENAT, READ, WRITE, FSYNC, MKDIR, RENAME, UNLINKAT, CALLS };
 
 static bool interrupting;
-static bool again[CALLS]; /* the next one goes through */
+static bool again[CALLS]; /* the next call succeeds */
 static int interrupted[CALLS];
 
 /* Fails every other call of a kind. */
@@ -130,7 +130,7 @@ static const char *below(char out[64], const char *name) {
     return out;
 }
 
-/* Only names that file_write_atomic makes, for the files that were said. */
+/* Only names that file_write_atomic makes, for the given files. */
 static void temporaries_are_known_by_their_names(void **state) {
     (void)state;
     static const char *const ours[] = {"config.yaml", "metrics*.jsonl"};

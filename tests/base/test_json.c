@@ -199,7 +199,7 @@ static void test_doubles_survive(void **state) {
     }
 }
 
-/* Any bytes are answered, never a crash; what is accepted has a tree. */
+/* Any input gives a result without a crash; accepted input has a tree. */
 static void test_damaged_input(void **state) {
     static const char seed[] = "{\"a\": [1, -2.5e3, \"x\\u00e9\\ud83d\\ude00\"], \"b\": {\"c\": null, \"d\": "
                                "true}, \"e\": \"\xc3\xa9\"}";
@@ -216,7 +216,7 @@ static void test_damaged_input(void **state) {
     }
 }
 
-/* A line of a file: its own number in errors, and NULs in values. */
+/* A line of a file: its line number in errors, and NULs in values. */
 static void test_lines(void **state) {
     static const char line[] =
         "{\"a\": {\"text\": \"\\u0000\"}, \"t\": "
@@ -238,7 +238,7 @@ static void test_lines(void **state) {
     assert_string_equal(err.message, "x:3:3: a string must not hold \\u0000");
 }
 
-/* Literals stay with their numbers, in the order of the document, however long. */
+/* Literals stay with their numbers, in document order, however long. */
 static void test_literals(void **state) {
     static const char line[] =
         "{\"a\": [1e5, {\"b\": -0}, 100.0], \"c\": 1e999, \"d\": "
@@ -262,7 +262,7 @@ static void test_literals(void **state) {
     free(digits);
 }
 
-/* JSON is printed too: C1 and marks that turn text round are escaped, letters are not. */
+/* JSON is printed too: C1 and bidirectional marks are escaped, letters are not. */
 static void test_unprintable(void **state) {
     JsonWriter w;
     Text out = {0};

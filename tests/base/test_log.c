@@ -1,4 +1,4 @@
-/* Messages: plain lines into a file or pipe, escapes only on a terminal, whole lines from many threads. */
+/* Messages: plain lines into a file or pipe, escapes only on a terminal, complete lines from many threads. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -24,7 +24,7 @@ static void drain(int fd, Text *out) {
     while ((got = read(fd, buffer, sizeof buffer)) > 0) text_add(out, buffer, (size_t)got);
 }
 
-/* What `act` writes to stderr, in a process of its own; a terminal of 40 columns, or a pipe. */
+/* Captures what `act` writes to stderr in a separate process, on a terminal of 40 columns or into a pipe. */
 static void capture(void (*act)(void), bool terminal, Text *out) {
     int ends[2];
     if (terminal) {
@@ -71,7 +71,7 @@ static void speak_of_others(void) {
     log_lines("one\n\ttwo \033[2J\n");
 }
 
-/* Names and paths are somebody else's bytes. */
+/* Names and paths are untrusted bytes. */
 static void test_escapes(void **state) {
     Text out = {0};
     (void)state;
@@ -132,7 +132,7 @@ static void test_levels(void **state) {
     text_free(&out);
 }
 
-/* A status line never wraps: it could not be taken back. */
+/* A status line never wraps, since it could not be cleared then. */
 static void test_status_fits(void **state) {
     Text out = {0};
     (void)state;

@@ -1,4 +1,4 @@
-/* Options: types, errors with their place and advice, sources, and the resolved configuration that reads
+/* Options: types, errors with position and advice, sources, and the resolved configuration that reads
  * back. */
 #include <math.h>
 #include <setjmp.h>
@@ -238,7 +238,7 @@ static void test_lists_of_maps(void **state) {
     assert_string_equal(part(&f, 1)->path, "e f");
     must_override(&f, "data.parts={path: g}");
     assert_int_equal(f.s.parts.count, 1);
-    /* What is optional has no value until it is given, is written only then, and reads back. */
+    /* An optional value is unset until it is given, is written only then, and reads back. */
     assert_true(isnan(part(&f, 0)->factor) && part(&f, 0)->unit == -1);
     must_override(&f, "data.parts=[{path: g}, {path: h, factor: 2}, {path: i, unit: km}]");
     Text written = {0};
@@ -403,7 +403,7 @@ static void replace(char **field, const char *bytes, size_t length) {
     memcpy(*field, bytes, length);
 }
 
-/* A string that YAML would misread if it were written carelessly. */
+/* A string that YAML would misread if it were written without quotes. */
 static void nasty(uint64_t draw, char **field) {
     static const char *const pieces[] = {"no",
                                          "~",
@@ -510,7 +510,7 @@ static const Option with_required[] = {{.key = "run.dir",
                                         .item_size = sizeof(Part)},
                                        {.key = NULL}};
 
-/* Texts that must be there: refused where they stand, not when they are used. */
+/* Required texts are refused where they are read, not when they are used. */
 static void test_required(void **state) {
     static const struct {
         const char *yaml, *message;
@@ -597,8 +597,7 @@ static void test_choice_names(void **state) {
     assert_string_equal(options_choice_name(mode, -1, name), "");
 }
 
-/* Whatever a file or an argument says, it is applied or refused with a reason, and what is there stays valid.
- */
+/* Any file or argument is applied or refused with a reason, and existing values stay valid. */
 static void test_damaged_input(void **state) {
     static const char seed[] =
         "title: x\ntrain:\n  steps: 5k\n  mode: full\noptimizer: {lr: 1e-3, norm: inf}\n"

@@ -1,4 +1,4 @@
-/* Large memory is there, zeroed and real, by one thread and by several. */
+/* Large memory is allocated, zeroed and touched, by one thread and by several. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -12,7 +12,7 @@
 
 #include "base/rng.h"
 
-/* Known answers that come with the authors' Random123 library. */
+/* Known answers from the authors' Random123 library. */
 static void test_philox_vectors(void **state) {
     static const struct {
         uint32_t key[2], counter[4], expected[4];
@@ -65,7 +65,7 @@ static void test_uniform(void **state) {
     assert_true(fabs(squares / N - 1.0 / 3) < 5 * 0.3 / sqrt(N));
 }
 
-/* The uniform number that element `index` is made of: an odd multiple of 2^-53. */
+/* The uniform number behind element `index`: an odd multiple of 2^-53. */
 static long double uniform_of(uint64_t key, uint64_t index) {
     return (long double)(rng_u64(key, index) >> 12 << 1 | 1) * 0x1p-53L;
 }
@@ -110,7 +110,7 @@ static void test_truncation(void **state) {
         }
         assert_true(most > least);
     }
-    /* Nothing beyond three deviations: the standard deviation of what is left is known. */
+    /* Nothing beyond three deviations: the standard deviation of the truncated distribution is known. */
     double squares = 0;
     for (uint64_t i = 0; i < 200000; i++) squares += pow(rng_normal(12, i, -3, 3), 2);
     assert_true(fabs(squares / 200000 - 0.9733369) < 0.012);
@@ -120,7 +120,8 @@ static void test_truncation(void **state) {
     assert_true(fabs(sum / 200000 - 2.3732155) < 0.005);
 }
 
-/* The bits of a few, which never change. In the middle no function of the C library has a part in them. */
+/* The bits of a few numbers, which never change. In the middle range no function of the C library affects
+ * them. */
 static void test_normal_bits(void **state) {
     static const struct {
         uint64_t index;
@@ -186,7 +187,7 @@ static void test_large_permutations(void **state) {
     free(out);
 }
 
-/* Every place is about equally likely for every index, and keys give different orders. */
+/* Every index goes to every position about equally often, and keys give different orders. */
 static void test_permutations_shuffle(void **state) {
     enum { N = 5, KEYS = 20000 };
     int count[N][N] = {{0}};

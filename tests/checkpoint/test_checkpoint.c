@@ -1,7 +1,7 @@
-/* Checkpoints: round trip, every kind of damage, what is left after a kill or a failing call at every single
+/* Checkpoints: round trip, every kind of damage, the state after a kill or a failing call at every single
  * step of the commit protocol, retention, and the background writer.
  *
- *     test_checkpoint [TEST]     those of that name, which may have * in it */
+ *     test_checkpoint [TEST]     only tests of that name, which may contain * */
 #include "support/files.h"
 
 #include <errno.h>
@@ -161,7 +161,7 @@ static void a_damaged_one_is_passed_over(void **state) {
     assert_int_equal(number_in(dir, &step), 1);
     flip(dir, 1, "state.json", 5);
     assert_int_equal(number_in(dir, &step), -1);
-    must_save(dir, 3, 9); /* takes the place of the damaged one */
+    must_save(dir, 3, 9); /* replaces the damaged one */
     assert_int_equal(number_in(dir, &step), 9);
 }
 
@@ -214,7 +214,7 @@ static void seal_manifest(const char *dir, const Manifest *m) {
     free(path);
 }
 
-/* `count` of the manifest's files from `first` on are no longer listed; the seal is right. */
+/* Removes `count` files from `first` on from the manifest, with a correct seal. */
 static void expect_incomplete(const char *dir, size_t first, size_t count, const char *word) {
     Manifest m, fewer;
     Checkpoint c;
@@ -302,7 +302,7 @@ static void steps_that_do_not_agree_are_refused(void **state) {
     assert_non_null(strstr(err.message, "it holds the checkpoint of step 1"));
     assert_int_equal(checkpoint_verify(two, &err), ERR_DATA);
     assert_int_equal(number_in(dir, NULL), -1);
-    assert_int_equal(rename(two, kept), 0); /* under another name it is what it is */
+    assert_int_equal(rename(two, kept), 0); /* under any other name it is accepted */
     assert_int_equal(number_in(kept, NULL), 1);
     free(one);
     free(two);
@@ -331,7 +331,8 @@ static void only_proper_names_are_checkpoints(void **state) {
 
 /* Faults. */
 
-/* What a run does at a save: three checkpoints stand, a fourth is written, the oldest goes. */
+/* A run's actions at a save: with three checkpoints present, a fourth is written, and the oldest is
+ * removed. */
 static ErrorCode save_and_prune(const FileOps *ops, const char *dir, int64_t step, int number, Error *err) {
     TRY(save_number(ops, dir, step, number, err));
     return checkpoint_prune(ops, dir, (CheckpointKeep){.last = 2}, -1, CHECK_MANIFEST, NULL, err);
@@ -343,7 +344,7 @@ static void prepare(const char *dir) {
     must_save(dir, 2, 2);
 }
 
-/* Calls that a save over `step` makes. */
+/* Number of calls that a save over `step` makes. */
 static int count_calls(const char *dir, int64_t step, bool no_exchange) {
     Faults f = {.at = -1, .no_exchange = no_exchange};
     FileOps ops = faulty_ops(&f);
@@ -354,8 +355,8 @@ static int count_calls(const char *dir, int64_t step, bool no_exchange) {
     return f.calls;
 }
 
-/* A child is killed at one point; the old or the new checkpoint is there, whole, and the next save goes
- * through. */
+/* Kills a child at one point; then the old or the new checkpoint exists, complete, and the next save
+ * succeeds. */
 static void kill_at(const char *dir, int64_t step, FaultKind kind, int at, bool no_exchange) {
     prepare(dir);
     fflush(NULL);
@@ -373,7 +374,7 @@ static void kill_at(const char *dir, int64_t step, FaultKind kind, int at, bool 
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     int found = number_in(dir, &found_step);
-    /* Where directories cannot be exchanged, the checkpoint before stands in. */
+    /* Where directories cannot be exchanged, the previous checkpoint may be the newest. */
     bool old_or_new = found == 2 || found == 3 || (no_exchange && found == 1);
     if (!old_or_new)
         fail_msg("killed %s call %d: found %d", kind == KILL_BEFORE ? "before" : "after", at, found);
@@ -444,7 +445,7 @@ static void interruptions_and_short_writes_do_no_harm(void **state) {
     }
 }
 
-/* Where `word` next stands in the trace at or after `from`; fails when it is not there. */
+/* Position of the next `word` in the trace at or after `from`; fails if there is none. */
 static size_t next(const char *trace, size_t from, const char *word) {
     const char *found = strstr(trace + from, word);
     if (found == NULL) fail_msg("no \"%s\" in \"%s\"", word, trace + from);
@@ -457,7 +458,7 @@ static size_t last(const char *trace, const char *word) {
     return at;
 }
 
-/* What is opened at `from` is written, synced and closed; returns where that is. */
+/* Checks that the file opened at `from` is written, synced and closed; returns the position of the close. */
 static size_t synced(const char *trace, size_t from) {
     size_t wrote = next(trace, from, "write "), sync = next(trace, wrote, "sync "),
            closed = next(trace, from, "close ");
@@ -520,7 +521,7 @@ static void the_last_and_every_nth_are_kept(void **state) {
     steps_left(dir, left);
     assert_string_equal(left, "20 30 40 60 70 80");
     assert_int_equal(removed, 2);
-    /* A damaged one does not count, and is left for its owner to look at. */
+    /* A damaged one does not count, and is kept for inspection. */
     flip(dir, 80, "optimizer.safetensors", 900);
     assert_int_equal(
         checkpoint_prune(NULL, dir, (CheckpointKeep){1, 0, 0}, -1, CHECK_CONTENTS, &removed, &err), OK);
@@ -559,14 +560,14 @@ static void the_background_writer_saves_what_was_there_at_the_call(void **state)
         fill_values(&t, i);
         CheckpointSave save = save_of(&l, &t, i);
         if (checkpoint_writer_save(w, &save, &err) != OK) fail_msg("%s", err.message);
-        memset(t.values, 0x55, sizeof t.values); /* training goes on while the thread writes */
+        memset(t.values, 0x55, sizeof t.values); /* training continues while the thread writes */
         t.state[3] = '!';
     }
     assert_int_equal(checkpoint_writer_wait(w, &err), OK);
     assert_true(checkpoint_writer_report(w, &report));
     assert_int_equal(report.step, 4);
     assert_true(report.bytes > 1000 && report.seconds > 0.015);
-    assert_true(report.waited > report.copied); /* three writes of 3 ms or more stand between two saves */
+    assert_true(report.waited > report.copied); /* three writes of 3 ms or more per save */
     assert_int_equal(report.removed, 1);
     assert_false(checkpoint_writer_report(w, &report));
     assert_int_equal(checkpoint_writer_stop(w, &err), OK);
@@ -576,7 +577,7 @@ static void the_background_writer_saves_what_was_there_at_the_call(void **state)
     text_free(&f.trace);
 }
 
-/* No staging memory: the file holds what the caller left in place until the writer was idle. */
+/* Without staging memory the file holds what the caller left unchanged until the writer was idle. */
 static void a_direct_writer_takes_no_memory(void **state) {
     (void)state;
     const char *dir = files_path("direct"), *copied = files_path("copied");
@@ -622,7 +623,7 @@ static void the_background_copy_may_run_beside_the_training(void **state) {
     make_lists(&l, &t);
     l.model.fetch = slow_fetch;
     CheckpointWriter *w = start_writer(NULL, dir, &l);
-    checkpoint_writer_copied(w); /* nothing is under way */
+    checkpoint_writer_copied(w); /* no copy is in progress */
     CheckpointSave save = save_of(&l, &t, 1);
     assert_int_equal(checkpoint_writer_begin(w, &save, &err), OK);
     checkpoint_writer_copied(w);
@@ -701,8 +702,8 @@ static cJSON *generation(const ModelConfig *c, const TokenChanges *changes, Text
     return root;
 }
 
-/* The file of the model that is tuned goes along byte for byte; only what a key names, or the end of an
- * answer that it lacks, changes it. */
+/* The base model's file is copied byte for byte; only a token that a key names, or a missing end of an
+ * assistant turn, changes it. */
 static void companions_of_a_base_stay(void **state) {
     (void)state;
     static const char file[] = "{\"eos_token_id\": [5, 9], \"pad_token_id\": 3,\n\"temperature\": 0.60}";

@@ -1,4 +1,5 @@
-/* Experts in MXFP4: every value, wherever a piece begins; what is missing or of another shape is refused. */
+/* Experts in MXFP4: every value, for segments that start anywhere; missing tensors and wrong shapes are
+ * refused. */
 #include "support/files.h"
 
 #include <math.h>
@@ -11,7 +12,7 @@ enum { BLOCKS = ALL / 2, SCALES = EXPERTS * OUTPUTS * GROUPS };
 static uint8_t byte_of(int i) { return (uint8_t)(i * 37 + 11); }
 static uint8_t scale_of(int i) { return (uint8_t)(120 + i % 14); }
 
-/* Expert, output, input: as the file has them. */
+/* Expert, output, input: the order in the file. */
 static float expected(int expert, int output, int input) {
     static const double values[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     int at = (expert * OUTPUTS + output) * INPUTS + input, half = byte_of(at / 2);

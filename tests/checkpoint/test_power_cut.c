@@ -1,9 +1,10 @@
-/* Power cuts: a run saves, replaces and retires checkpoints; at every call of it the power may go, and a disk
- * that keeps no more than it must (support/power_model.h) is what the next start finds. It goes on from the
- * newest checkpoint that was promised, or a newer one, whole; leftovers go; and the next save stands.
+/* Power cuts: a run saves, replaces and prunes checkpoints. The power may fail at every call, and the next
+ * start finds a disk that kept only what it had to (support/power_model.h). It resumes from the newest
+ * checkpoint whose save had returned, or a newer one, complete; leftovers are removed; and the next save
+ * succeeds.
  *
- * That the model would notice is shown by leaving out one kind of sync at a time: each loses something then.
- * WEFT_POWER_SEEDS: draws for each cut; 1 if not said. */
+ * To show that the model detects errors, one kind of sync is omitted at a time: each omission loses
+ * something. WEFT_POWER_SEEDS: draws per cut; default 1. */
 #include "support/faulty_files.h"
 #include "support/files.h"
 #include "support/power_model.h"
@@ -12,12 +13,12 @@
 #include "base/log.h"
 
 typedef struct Promise {
-    int at; /* calls made when the save returned */
+    int at; /* calls made until the save returned */
     int number;
 } Promise;
 
 enum { SAVES = 5 };
-static const int64_t steps[SAVES] = {1, 2, 3, 3, 4}; /* number k + 1 is saved as step steps[k] */
+static const int64_t steps[SAVES] = {1, 2, 3, 3, 4}; /* save k + 1 is of step steps[k] */
 
 typedef struct Story {
     Recorder recorder;
@@ -49,7 +50,7 @@ static int promised(const Story *s, int cut) {
     return number;
 }
 
-/* What the next start finds after a cut; 0: no checkpoint. */
+/* Number of the checkpoint that the next start finds after a cut; 0: none. */
 static int found_after(const Story *s, int cut, uint64_t seed, bool (*lost)(const Call *), char **dir) {
     const char *root = files_path("after");
     file_remove_tree(root, NULL);
@@ -72,7 +73,7 @@ static uint64_t seeds(void) {
     return asked ? strtoull(asked, NULL, 10) : 1;
 }
 
-/* behind: the newest promise may stand back behind the checkpoint before it. */
+/* behind: by how many the checkpoint that is found may be older than the newest durable one. */
 static void cut_everywhere(const char *name, bool no_exchange, int behind) {
     Story s = {.promises = {{0, 0}}};
     int cuts = 0, stride = no_exchange ? 2 : 1;
@@ -98,7 +99,7 @@ static void every_cut_leaves_what_was_promised(void **state) {
     cut_everywhere("exchanged", false, 0);
 }
 
-/* Where directories cannot be exchanged, replacing a step takes its name away for a moment (invariant 4). */
+/* Where directories cannot be exchanged, replacing a step removes its name for a moment (invariant 4). */
 static void without_exchange_the_step_before_stands_in(void **state) {
     (void)state;
     cut_everywhere("renamed", true, 1);
@@ -134,7 +135,7 @@ static void each_sync_is_needed(void **state) {
 }
 
 int main(void) {
-    log_set_level(LOG_ERROR); /* damaged ones are passed over with warnings */
+    log_set_level(LOG_ERROR); /* damaged ones are skipped with warnings */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_cut_leaves_what_was_promised),
         cmocka_unit_test(without_exchange_the_step_before_stands_in),

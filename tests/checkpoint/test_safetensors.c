@@ -1,4 +1,4 @@
-/* safetensors: what is refused and accepted, file by file; conversions; writing; shards and their index. */
+/* safetensors: refused and accepted files; conversions; writing; shards and their index. */
 #include "support/files.h"
 
 #include <limits.h>
@@ -145,7 +145,7 @@ static void numbers_must_be_plain(void **state) {
                  bad[i]);
         refuse(header, 2, "whole number");
     }
-    /* In a name the same characters are nothing special. */
+    /* Inside a name these characters are ordinary. */
     accept_and_close("{\"-0.5e1 \\\" -\":{" F32_2 "}}", 8);
 }
 
@@ -301,7 +301,7 @@ static void conversions_are_exact_and_round_to_even(void **state) {
     assert_int_equal(bits_of(wide), bits_of((float)third));
 }
 
-/* A little model in host memory. */
+/* A small model in host memory. */
 #define MODEL_TENSORS 5
 
 typedef struct Model {
@@ -399,7 +399,7 @@ static void files_are_laid_out_as_the_reference_writes_them(void **state) {
     SafeFile f;
     assert_int_equal(safe_open(&f, files_path("layout/" MODEL_FILE), &err), OK);
     assert_int_equal(f.data_start % 8, 0);
-    /* The one fp32 tensor has the larger alignment and comes first; then names in order of bytes. */
+    /* The only fp32 tensor has the largest alignment and comes first; then names in order of bytes. */
     assert_int_equal(safe_find(&f, "model.norm.weight")->begin, 0);
     assert_int_equal(safe_find(&f, "empty")->begin, 28);
     assert_int_equal(safe_find(&f, "model.embed_tokens.weight")->begin, 28);
@@ -430,7 +430,7 @@ static void loading_names_what_does_not_fit(void **state) {
     modelfiles_close(&files);
 }
 
-/* Some writers store a tied head beside the embedding. */
+/* Some writers store a tied head in addition to the embedding. */
 static ErrorCode load_tied(const char *name, float difference, Error *err) {
     Model m;
     ModelFiles files;
@@ -527,7 +527,8 @@ static void an_index_reads_what_it_lists(void **state) {
     "{\"language_model.model.embed_tokens.weight\":{" F32_2 "},\"language_model.lm_head.weight\":{" NOTHING \
     "},\"lm_tail\":{" NOTHING "},\"vision_model.a\":{" NOTHING "},\"multi_modal_projector.b\":{" NOTHING "}"
 
-/* Of images and text, the text is there by its own names, in their order; what is of neither stays. */
+/* Of a model of images and text, the text model is listed under its own names, in their order; other tensors
+ * stay. */
 static void a_text_among_images_goes_by_its_own_names(void **state) {
     (void)state;
     static const char *const names[] = {"lm_head.weight", "lm_tail", "model.embed_tokens.weight"};
@@ -564,7 +565,7 @@ static void figures_are_of_the_values(void **state) {
     modelfiles_close(&files);
 }
 
-/* The definition of the digest, taken step by step: a value that must not change between versions. */
+/* The definition of the digest, computed step by step: its value must not change between versions. */
 static void the_digest_is_as_defined(void **state) {
     (void)state;
     char digest[65], expected[65];

@@ -1,6 +1,6 @@
 /* Checkpoints of many ranks, simulated in one process or as processes: the files do not depend on how the
- * tensors are spread, any spread reads them, nothing that is missing, doubled or damaged passes, and a rank
- * that dies or fails at any step leaves the old checkpoint or the new one. */
+ * tensors are distributed, any distribution can read them, everything missing, doubled or damaged is refused,
+ * and a rank that dies or fails at any step leaves the old checkpoint or the new one. */
 #include "support/files.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@
 #define MAX_RANKS 8
 #define MAX_SEGMENTS 64
 
-/* The same on every rank: weights, rounded in their file but for one, and a moment of each. */
+/* The same on every rank: weights, all but one rounded in their file, and a moment of each. */
 static const TensorDesc model_tensors[TENSORS] = {{"embed", SAFE_F32, SAFE_BF16, 2, {13, 7}},
                                                   {"norm", SAFE_F32, SAFE_F32, 1, {7}},
                                                   {"block.up", SAFE_F32, SAFE_BF16, 2, {5, 7}},
@@ -37,7 +37,7 @@ static float value_of(int number, int list, int tensor, int64_t element) {
     return ldexpf(1.0f + (float)((tensor * 19 + element) % 128) / 128.0f, 2 * number + list);
 }
 
-/* What one rank holds of one list. */
+/* The local segments of one list. */
 typedef struct Held {
     const TensorDesc *tensors;
     TensorSegment segments[MAX_SEGMENTS];
@@ -80,7 +80,7 @@ static void hold(Rank *r, int list, int tensor, int64_t first, int64_t count) {
     h->values[h->count++] = mem_alloc_array((size_t)count, sizeof(float));
 }
 
-/* Every tensor is cut at random and its pieces dealt out: some ranks get several, some none. */
+/* Every tensor is cut at random positions and its segments distributed: some ranks get several, some none. */
 static void spread(Rank *ranks, int count) {
     memset(ranks, 0, (size_t)count * sizeof *ranks);
     for (int list = 0; list < 2; list++)
@@ -107,7 +107,7 @@ static void fill(Rank *ranks, int count, int number) {
                 for (int64_t k = 0; k < h->segments[p].count; k++)
                     h->values[p][k] = value_of(number, list, h->segments[p].tensor, h->segments[p].first + k);
         }
-        /* Only rank 0's is taken. */
+        /* Only rank 0's state is used. */
         snprintf(ranks[i].state, sizeof ranks[i].state, "{\"number\": %d}", i == 0 ? number : -1);
     }
 }
@@ -146,7 +146,7 @@ static CheckpointSave save_of(const Rank *r, int64_t step) {
 
 static CheckpointBlob blob_of(const Text *t) { return (CheckpointBlob){t->data, t->length}; }
 
-/* The phases as a caller orders them; ops [count] or NULL. */
+/* The phases in a caller's order; ops [count] or NULL. */
 static ErrorCode save(const FileOps *const *ops, const char *dir, const Rank *ranks, int count, int64_t step,
                       Error *err) {
     Text blobs[MAX_RANKS] = {{0}};
@@ -173,7 +173,7 @@ static void must_save(const char *dir, int count, int64_t step, int number) {
     let_go(ranks, count);
 }
 
-/* Reading as the ranks of a run do it: rank 0's candidates, each rank its part, then each what it holds.
+/* Reads like the ranks of a run: rank 0's candidates, each rank its part, then each its local segments.
  * Returns the number of the checkpoint that was found, -1 for none. */
 static int load(const char *dir, int count, int64_t *step) {
     Rank ranks[MAX_RANKS];
@@ -263,8 +263,8 @@ static void one_process_that_holds_all_writes_the_same(void **unused) {
     Error err = {.message = ""};
     spread(&rank, 1);
     fill(&rank, 1, 4);
-    /* With nothing cut, the pieces are the tensors but for the empty one, which is piece 3 of a list without
-     * pieces. */
+    /* Without cuts, the segments are the tensors except the empty one, which is segment 3 of a list without
+     * segments. */
     for (int list = 0; list < 2; list++) {
         Held *h = &rank.held[list];
         hold(&rank, list, 4, 0, 1);
@@ -288,7 +288,7 @@ static void one_process_that_holds_all_writes_the_same(void **unused) {
     let_go(&rank, 1);
 }
 
-/* Pieces that do not fit together. */
+/* Segments that do not fit together. */
 
 static void refused(const char *dir, const Rank *ranks, const Text *blobs, int count, const char *why) {
     Error err = {.message = ""};
@@ -353,7 +353,7 @@ static void pieces_that_do_not_fit_are_refused(void **unused) {
     ranks[1].held[0].segments[0].count = 10;
 
     write_blob(dir, &ranks[1], 3, &blobs[1]);
-    checkpoint_clean(&file_ops_system, dir); /* of the other step */
+    checkpoint_clean(&file_ops_system, dir); /* those of the other step */
     refused(dir, ranks, blobs, 2, "rank 1 tells of its part is of another step");
     TensorDesc other[TENSORS];
     memcpy(other, model_tensors, sizeof other);
@@ -412,7 +412,7 @@ static void damage_file(const char *dir, const char *name, int ranks) {
         int noticed = parts_that_notice(one, ranks);
         if (noticed == 0 || checkpoint_verify(one, &err) == OK)
             fail_msg("%s, byte %zu: not noticed", name, i);
-        /* Of the tensors' bytes only the rank whose share they are reads them. */
+        /* Only the rank to whose part they belong reads the tensors' bytes. */
         bool of_a_tensor = shared && i >= 8 + (size_t)((uint8_t)data[0] | (uint8_t)data[1] << 8);
         if (of_a_tensor && noticed != 1)
             fail_msg("%s, byte %zu: %d of %d ranks read it", name, i, noticed, ranks);
@@ -473,7 +473,7 @@ static void manifests_without_pieces_still_read(void **unused) {
     read_part(dir, 1, MANIFEST_FILE, &data, &length);
     char *version = strstr(data, "\"version\": 2");
     assert_non_null(version);
-    assert_null(strstr(data, "\"embed\": [")); /* one rank holds whole tensors */
+    assert_null(strstr(data, "\"embed\": [")); /* one rank holds unsharded tensors */
     version[strlen("\"version\": ")] = '1';
     reseal(dir, 1, data, length - 35);
     assert_int_equal(load(dir, 3, NULL), 6);
@@ -565,7 +565,7 @@ static void a_failure_of_one_rank_is_one_of_the_save(void **unused) {
     }
 }
 
-/* Whole messages through pipes; a rank whose partner is gone ends, as a job does that loses a rank. */
+/* Complete messages through pipes; a rank whose partner is gone ends, like a job that loses a rank. */
 static void send_text(int fd, const void *data, size_t length) {
     if (write(fd, &length, sizeof length) != sizeof length || write(fd, data, length) != (ssize_t)length)
         _exit(1);
@@ -579,7 +579,7 @@ static void receive_text(int fd, Text *out) {
     text_add(out, data, length);
 }
 
-/* Rank 0 tells that it has begun, rank 1 sends its blob. */
+/* Rank 0 reports that it has begun, rank 1 sends its blob. */
 static void be_rank(int rank, const char *dir, Faults f, int in, int out) {
     Rank ranks[2];
     Text blob = {0}, other = {0};
@@ -598,7 +598,7 @@ static void be_rank(int rank, const char *dir, Faults f, int in, int out) {
     if (checkpoint_write(&ops, dir, &s, &blob, &err) != OK) _exit(1);
     if (rank == 1) {
         send_text(out, blob.data, blob.length);
-        receive_text(in, &other); /* until the other is done */
+        receive_text(in, &other); /* until the other has finished */
         _exit(0);
     }
     receive_text(in, &other);
@@ -621,7 +621,7 @@ static pid_t start_rank(int rank, const char *dir, Faults f, int pipes[2][2]) {
 }
 
 static void run_ranks(const char *dir, const Faults faults[2], int status[2]) {
-    int pipes[2][2]; /* pipes[r]: what rank r says */
+    int pipes[2][2]; /* pipes[r]: messages from rank r */
     pid_t children[2];
     for (int i = 0; i < 2; i++) assert_int_equal(pipe(pipes[i]), 0);
     for (int i = 0; i < 2; i++) children[i] = start_rank(i, dir, faults[i], pipes);
@@ -642,7 +642,7 @@ static void kill_ranks(const char *dir, FaultKind kind, int at0, int at1) {
     int found = load(dir, 3, NULL);
     if (found != 2 && found != 3) fail_msg("killed at calls %d and %d: found %d", at0, at1, found);
     if (at0 < 0 && found != 2) fail_msg("rank 1 was killed at call %d, and yet there is a checkpoint", at1);
-    must_save(dir, 2, 4, 4); /* the run goes on */
+    must_save(dir, 2, 4, 4); /* the run continues */
     if (prune(NULL, dir, &err) != OK) fail_msg("%s", err.message);
     assert_int_equal(load(dir, 2, NULL), 4);
     assert_int_equal(entries_with_dot(dir), 0);
@@ -702,7 +702,7 @@ static void begin_all(Fleet *f, int64_t step, int number) {
     fill(f->ranks, f->count, 77); /* the next update */
 }
 
-/* One boundary; false when nothing is in flight. */
+/* One boundary; returns false if nothing is in flight. */
 static bool boundary(Fleet *f) {
     WriterWord combined = {0, ~0u};
     CheckpointBlob blobs[MAX_RANKS];
@@ -720,7 +720,7 @@ static bool boundary(Fleet *f) {
     return !checkpoint_writer_idle(f->writers[0]);
 }
 
-/* All ranks see the end at the same boundary. */
+/* All ranks see the end at the same boundary. Returns the number of boundaries. */
 static int wait_all(Fleet *f) {
     int boundaries = 0;
     while (boundary(f)) {
@@ -751,7 +751,7 @@ static void writers_save_beside_the_training(void **unused) {
         assert_false(boundary(&f)); /* nothing is in flight */
         for (int i = 1; i <= 3; i++) {
             begin_all(&f, 10 * i, i);
-            for (int k = 0; k < i; k++) boundary(&f); /* steps that pass meanwhile */
+            for (int k = 0; k < i; k++) boundary(&f); /* steps in between */
             assert_true(wait_all(&f) < 10);
             assert_int_equal(load(dir, 3, &step), i);
             assert_int_equal(step, 10 * i);
@@ -765,7 +765,7 @@ static void writers_save_beside_the_training(void **unused) {
     }
 }
 
-/* With a fault in rank `faulty` at call `at` the first save fails on all; the next goes through. */
+/* With a fault on rank `faulty` at call `at` the first save fails on all ranks; the next one succeeds. */
 static void fail_fleet(const char *dir, int faulty, int at, const char *cause) {
     Fleet f;
     SaveReport report;
@@ -797,7 +797,7 @@ static void fail_fleet(const char *dir, int faulty, int at, const char *cause) {
 static void a_failing_rank_fails_the_save_of_all(void **unused) {
     (void)unused;
     const char *dir = files_path("fleet-fail");
-    seed = 5; /* a spread in which rank 2 holds something of every file */
+    seed = 5; /* a distribution in which rank 2 holds something of every file */
     for (int at = 0; at < 4; at++) fail_fleet(dir, 2, at, "rank 2: ");
     for (int at = 0; at < 12; at++) fail_fleet(dir, 0, at, "");
 }

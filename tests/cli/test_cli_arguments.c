@@ -79,7 +79,7 @@ static void test_ways_to_give_a_value(void **state) {
     Parsed p = PARSE("x", "-s", "1", "--seed", "-2", "--temperature=");
     assert_int_equal(p.code, OK);
     assert_string_equal(arguments_flag(&p.args, "--seed"),
-                        "-2"); /* the last one counts; a value may begin with a hyphen */
+                        "-2"); /* the last one wins; a value may begin with a hyphen */
     assert_string_equal(arguments_flag(&p.args, "--temperature"), "");
     arguments_free(&p.args);
 }
@@ -88,7 +88,7 @@ static void test_a_value_that_may_be_left_out(void **state) {
     (void)state;
     Parsed p = PARSE("--csv", "x");
     assert_int_equal(p.code, OK);
-    assert_int_equal(p.args.operand_count, 1); /* x is no value: that would stand in the same word */
+    assert_int_equal(p.args.operand_count, 1); /* x is no value: an optional value must be in the same word */
     assert_string_equal(arguments_flag(&p.args, "--csv"), "");
     arguments_free(&p.args);
     p = PARSE("x", "--csv=wide");

@@ -1,4 +1,4 @@
-/* Which connections of weft watch must go: time is an argument here, so nothing waits. */
+/* The connections that weft watch closes: time is an argument here, so nothing waits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 
 #include "cli/clients.h"
 
-/* No descriptor: shutting one down fails, which nothing here depends on. */
+/* An invalid descriptor: shutting it down fails, on which nothing here depends. */
 static Client *join_from(Clients *all, const char *address, double now) {
     struct sockaddr_in four = {.sin_family = AF_INET};
     struct sockaddr_in6 six = {.sin6_family = AF_INET6};
@@ -86,7 +86,8 @@ static void a_network_of_ipv6_is_one_address(void **state) {
     leave_all(&all);
 }
 
-/* Slow heads from everywhere: a reader that has shown the token keeps its place, a new one gets one. */
+/* Many slow heads from everywhere: a reader that has shown the token keeps its slot, and a new one gets
+ * one. */
 static void the_unproven_go_first(void **state) {
     (void)state;
     Clients all = {0};
@@ -103,8 +104,8 @@ static void the_unproven_go_first(void **state) {
     leave_all(&all);
 }
 
-/* Only when all have: then the oldest of them, one in all, since the newcomer that took its place goes before
- * any other of them. */
+/* Only if all are trusted the oldest is closed, and only one: the newcomer in its slot is closed before any
+ * other. */
 static void then_the_oldest(void **state) {
     (void)state;
     Clients all = {0};

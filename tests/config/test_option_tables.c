@@ -1,4 +1,4 @@
-/* The tables of all rooms as one: each key once, each with a field of its own inside the configuration. */
+/* All tables combined: each key once, each with a separate field inside the configuration. */
 #include "support/files.h"
 
 #include "config/config.h"
@@ -25,7 +25,7 @@ static void fields_do_not_overlap(void **state) {
     assert_true(rows > 150);
 }
 
-/* Help of one key is shown by itself (weft help KEY): it cannot go on from the row above. */
+/* Help of one key is also shown alone (weft help KEY), so it cannot continue the row above. */
 static void help_stands_alone(void **state) {
     static const char *const starts[] = {"And ", "That ", "By how much", "Of these", "They ", "It "};
     (void)state;
@@ -38,7 +38,7 @@ static void help_stands_alone(void **state) {
     }
 }
 
-/* "model.conv_size=1": another value than the default. */
+/* Writes "model.conv_size=1": a value other than the default. */
 static void other_value(const Option *o, Text *word) {
     text_printf(word, "%s=", o->key);
     if (o->type == OPT_BOOL)
@@ -49,7 +49,7 @@ static void other_value(const Option *o, Text *word) {
         text_puts(word, "[hawk]");
 }
 
-/* The default shape as that of weights that are there, and one key that says another. */
+/* Takes the default shape as that of existing weights, with one key that contradicts it. */
 static bool is_refused(const Option *o, Error *err) {
     Config c = {0};
     OptionSet set;
@@ -66,8 +66,8 @@ static bool is_refused(const Option *o, Error *err) {
     return code != OK;
 }
 
-/* Which keys weights from model.init refuse follows from the table: those that make another run. A period
- * alone is no pattern, and a head may be tied or begun apart. */
+/* The keys that weights from model.init refuse follow from the table: those with the effect RUN. Exceptions:
+ * a period alone is no pattern, and the head's tying may differ. */
 static void keys_of_the_shape_are_refused(void **state) {
     int refused = 0;
     (void)state;

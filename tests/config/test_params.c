@@ -73,8 +73,7 @@ static ErrorCode complete_with(const Option *o, double value, Error *err) {
     return code;
 }
 
-/* What the option table lets pass of one value by itself, the shape takes too: only values that contradict
- * each other remain. */
+/* A value that the option table accepts is accepted by the shape too: only contradictory values remain. */
 static void test_declared_ranges(void **state) {
     int seen = 0;
     (void)state;

@@ -1,5 +1,4 @@
-/* What others call keys of ours: each synonym is of a key or section that is there, and stands in nobody's
- * way. */
+/* Synonyms of keys: each refers to an existing key or section, and hides no key. */
 #include "support/files.h"
 
 #include "config/config.h"

@@ -1,5 +1,5 @@
-/* Audit logs as runs of all kinds would leave them: what is a proof, what is a violation, and what is named
- * then. The lines are written here, not by the writer; tests/program/test_audit.sh has real ones. */
+/* Audit logs as all kinds of runs would leave them: proofs, violations, and the messages about them. The test
+ * writes the lines itself, not by the writer; tests/program/test_audit.sh has real ones. */
 #include "support/files.h"
 
 #include <inttypes.h>
@@ -13,12 +13,12 @@ static Error err;
 
 typedef struct Fixture {
     const char *dir;
-    int ranks; /* each a dp rank */
+    int ranks; /* each one a dp rank */
     int64_t attempt;
-    const char *draw; /* NULL: as the first version wrote it */
+    const char *draw; /* NULL: as in the first version */
 } Fixture;
 
-/* 10 windows in source 0 and 4 in source 1: one corpus, 14 samples an epoch. */
+/* 10 windows in source 0 and 4 in source 1: one corpus, 14 samples per epoch. */
 enum { FIRST = 10, SECOND = 4, EPOCH = FIRST + SECOND, PER_RANK = 2 };
 
 static Fixture fresh(const char *name) {
@@ -37,7 +37,7 @@ static void append(const Fixture *f, int rank, const char *text, size_t length) 
     free(path);
 }
 
-/* A body as a whole line, or its first `keep` bytes. */
+/* Writes a body as a complete line, or its first `keep` bytes. */
 static void add(const Fixture *f, int rank, const Text *body, size_t keep) {
     Text line = {0};
     text_printf(&line, "%s *%08" PRIx32 "\n", body->data, (uint32_t)hash64(body->data, body->length));
@@ -61,7 +61,7 @@ static void begin(Fixture *f, int64_t attempt, int ranks, int64_t after) {
     for (int r = 0; r < ranks; r++) begin_rank(f, r, after);
 }
 
-/* Sample k in any order that is a permutation in each epoch: here the windows backwards. */
+/* Sample k in any order that is a permutation within each epoch: here the windows backwards. */
 static void put_sample(Text *t, uint64_t k) {
     uint64_t epoch = k / EPOCH, window = EPOCH - 1 - k % EPOCH;
     int source = window >= FIRST;
@@ -69,7 +69,7 @@ static void put_sample(Text *t, uint64_t k) {
                 source ? window - FIRST : window, 0xabc00000u + (unsigned)window);
 }
 
-/* 8 samples a step, whatever the ranks: a rank has 8 / ranks of them, in microbatches of 2. */
+/* 8 samples per step for any number of ranks: a rank has 8 / ranks of them, in microbatches of 2. */
 static void step_of(const Fixture *f, int rank, int64_t step, size_t keep) {
     Text t = {0};
     int64_t each = 8 / f->ranks;
@@ -89,7 +89,7 @@ static void steps(const Fixture *f, int64_t from, int64_t to) {
         for (int r = 0; r < f->ranks; r++) step_of(f, r, s, SIZE_MAX);
 }
 
-/* A step of rank 0 alone with these words for samples. */
+/* A step of rank 0 alone with this text as its samples. */
 static void step_text(const Fixture *f, int64_t step, const char *samples) {
     Text t = {0};
     text_printf(&t, "step attempt=%" PRId64 " step=%" PRId64 " rank=0 dp=0/1 writers=1 |%s", f->attempt, step,
@@ -145,7 +145,7 @@ static void restarts_with_other_ranks(void **state) {
     Fixture f = fresh("ranks");
     begin(&f, 0, 1, 0);
     steps(&f, 1, 5);
-    begin(&f, 1, 4, 3); /* steps 4 and 5 were in vain */
+    begin(&f, 1, 4, 3); /* steps 4 and 5 are redone */
     steps(&f, 4, 7);
     begin(&f, 2, 2, 6); /* and so was 7 */
     steps(&f, 7, 10);
@@ -153,8 +153,8 @@ static void restarts_with_other_ranks(void **state) {
     assert_int_equal(figures.attempts, 3);
 }
 
-/* Attempt 1 found the checkpoint of step 3 only, made other steps 4 and 5 than the run, and died; attempt 2
- * goes on from step 6 of attempt 0. */
+/* Attempt 1 found only the checkpoint of step 3, made other steps 4 and 5 than the run, and died; attempt 2
+ * continues from step 6 of attempt 0. */
 static void an_attempt_beside_the_line_does_not_count(void **state) {
     (void)state;
     Fixture f = fresh("line");
@@ -168,7 +168,7 @@ static void an_attempt_beside_the_line_does_not_count(void **state) {
     proves(&f, 8, 8, 3);
 }
 
-/* A kill at any byte of any rank's last line: the step was not finished, whoever has recorded it. */
+/* A kill at any byte of any rank's last line: the step was not finished, even if others have recorded it. */
 static void torn_lines_mean_nothing(void **state) {
     (void)state;
     for (size_t keep = 0; keep < 126; keep += 7) {
@@ -179,7 +179,7 @@ static void torn_lines_mean_nothing(void **state) {
         step_of(&f, 1, 5, keep);
         proves(&f, 4, 4, 0);
         assert_non_null(strstr(said.data, "step 5 was not finished"));
-        if (keep > 0) append(&f, 1, "\n", 1); /* as the writer opens a torn file */
+        if (keep > 0) append(&f, 1, "\n", 1); /* as when the writer opens a torn file */
         begin(&f, 1, 2, 4);
         steps(&f, 5, 6);
         proves(&f, 6, 6, 1);
@@ -225,7 +225,7 @@ static void what_is_missing_is_named(void **state) {
     refutes(&f, 0, 0, "step 4 of attempt 0: 1 of 2 records are there");
     assert_non_null(strstr(said.data, "samples 24 to 27 are missing"));
 
-    f = fresh("tail"); /* half a step is no harm, but not when a checkpoint holds it */
+    f = fresh("tail"); /* an incomplete step is fine, unless a checkpoint contains it */
     begin(&f, 0, 2, 0);
     steps(&f, 1, 3);
     step_of(&f, 0, 4, SIZE_MAX);
@@ -241,7 +241,7 @@ static void what_is_missing_is_named(void **state) {
     steps(&f, 1, 3);
     refutes(&f, 9, 1, "a checkpoint holds step 9");
 
-    f = fresh("lost-rank"); /* the file of a rank */
+    f = fresh("lost-rank"); /* the file of one rank */
     begin(&f, 0, 2, 0);
     steps(&f, 1, 3);
     char *path = path_join(f.dir, "audit-00001.log");
@@ -261,7 +261,7 @@ static void what_comes_twice_is_named(void **state) {
     step_text(&f, 3, " 12:0.0.1:abc00001 13:0.0.0:abc00000"); /* as in step 2 */
     refutes(&f, 3, 2, "sample 12 is used twice: in step 2 and in step 3");
 
-    f = fresh("window"); /* sample 2 is window 3 of source 1, which 0 was */
+    f = fresh("window"); /* sample 2 is window 3 of source 1, like sample 0 */
     begin(&f, 0, 1, 0);
     step_text(&f, 1, " 0:1.0.3:abc0000d 1:1.0.2:abc0000c 2:1.0.3:abc0000d");
     refutes(&f, 1, 1, "window 3 of source 1 comes twice in epoch 0: as sample 0 (step 1) and 2 (step 1)");
@@ -327,7 +327,7 @@ static void stages_must_agree(void **state) {
 static void all_attempts_draw_alike(void **state) {
     (void)state;
     Fixture f = fresh("draw");
-    begin(&f, 0, 1, 0); /* what it drew from is not known */
+    begin(&f, 0, 1, 0); /* the data is unknown */
     steps(&f, 1, 2);
     f.draw = " seed=42 data=aa tokenizer=bb";
     begin(&f, 1, 2, 2);
@@ -398,7 +398,7 @@ static void attempts_are_counted(void **state) {
     begin(&f, 6, 2, 2);
     steps(&f, 3, 3);
     f.attempt = 9;
-    step_of(&f, 1, 4, 40); /* torn: nobody knows of attempt 9 */
+    step_of(&f, 1, 4, 40); /* torn: attempt 9 stays unknown */
     assert_int_equal(audit_next_attempt(f.dir, &next, &err), OK);
     assert_int_equal(next, 7);
     assert_int_equal(audit_discard(f.dir, &err), OK);

@@ -1,4 +1,4 @@
-/* Range tests of learning rates whose answer is known. */
+/* Learning-rate range tests with known results. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,8 @@ enum { STEPS = 500 };
 static StepMetrics steps[STEPS];
 static const MetricsTable table = {.steps = steps, .step_count = STEPS};
 
-/* From 1e-6 to 1 by factors; the loss over log10 of the learning rate, with a jump from step to step. */
+/* Learning rates from 1e-6 to 1 in geometric steps; the loss as a function of log10 of the learning rate,
+ * with a jump between steps. */
 static void fill(double (*loss)(double x), double jump) {
     for (int i = 0; i < STEPS; i++) {
         double x = -6 + 6.0 * i / (STEPS - 1);
@@ -20,7 +21,7 @@ static void fill(double (*loss)(double x), double jump) {
     }
 }
 
-/* 6 up to 1e-4, straight down to 3 at 1e-2, up again from 3e-2 as fast. */
+/* 6 up to 1e-4, linearly down to 3 at 1e-2, up again from 3e-2 at the same rate. */
 static double valley(double x) {
     if (x < -4) return 6;
     if (x < -2) return 6 - 1.5 * (x + 4);
@@ -35,14 +36,14 @@ static void near(double found, double log10_wanted, double decades) {
         fail_msg("found %g, expected 10^%g", found, log10_wanted);
 }
 
-/* The window is 26 steps, 0.31 decades: marks are that exact. */
+/* The window is 26 steps, 0.31 decades, which is the precision of the marks. */
 static void marks_stand_where_the_curve_turns(void **state) {
     (void)state;
     for (int noisy = 0; noisy < 2; noisy++) {
         fill(valley, noisy ? 0.3 : 0);
         LrRange r = lr_range_find(&table);
         assert_true(r.known);
-        near(r.falls, -3.9, 0.32); /* a twentieth of the fall of 3 behind 1e-4 */
+        near(r.falls, -3.9, 0.32); /* a twentieth of the fall of 3 after 1e-4 */
         assert_true(r.steepest > 1e-4 && r.steepest < 1e-2);
         near(r.lowest, -1.75, 0.35);
         near(r.rises, -1.45, 0.32);

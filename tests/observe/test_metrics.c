@@ -1,4 +1,4 @@
-/* What a run writes while it runs: metrics.jsonl, journal.jsonl, the lines on the terminal, the curve. */
+/* The records of a run: metrics.jsonl, journal.jsonl, the lines on the terminal, the curve. */
 #include "support/files.h"
 
 #include <math.h>
@@ -198,12 +198,12 @@ static void rates_leave_pauses_out(void **state) {
     assert_true(m.mfu == 0.5);
     assert_true(m.step_seconds == 0.5 && m.data_seconds == 0.125 && m.wait_seconds == 0.25);
     assert_true(m.pause_seconds == 8);
-    assert_true(m.eta == 6 * (0.5 + 2.0)); /* two seconds of pause a step so far */
+    assert_true(m.eta == 6 * (0.5 + 2.0)); /* two seconds of pause per step so far */
     assert_true(m.memory_resident > 0 && m.memory_peak >= m.memory_resident && m.memory_fraction > 0);
     m = (StepMetrics){.step = 5, .total_steps = 10};
     metrics_window_step(&w, 1000, 0.25, 0, 0);
     metrics_window_close(&w, 3e6, 0, &m);
-    assert_true(m.tokens_per_second == 4000); /* of the new window alone */
+    assert_true(m.tokens_per_second == 4000); /* of the new window only */
     assert_true(m.pause_seconds == 0);
     assert_true(isnan(m.mfu));
 }
@@ -230,7 +230,7 @@ static void the_console_line_is_the_known_one(void **state) {
         t.data, "step:   10  loss:  5.12345  grad_norm:  1.2345  memory:  1.23GiB(5.10%)  tps: 12,345  "
                 "tflops: 0.210  mfu: 61.20%  data: 0.1%  lr: 3.00e-04  eta: 3m05s");
     text_clear(&t);
-    /* Where tensors are in a device's own memory, what is taken of that, and not of the host's. */
+    /* If tensors are in a device's separate memory, its usage is shown, not the host's. */
     m.device_memory = (int64_t)3 << 30, m.device_fraction = 0.25;
     console_format_step(&t, &m, false);
     assert_non_null(strstr(t.data, "  memory:  3.00GiB(25.00%)  "));
@@ -295,7 +295,7 @@ static void the_journal_survives_a_torn_line(void **state) {
     journal_table_free(&t);
 }
 
-/* Their list is one line, whose numbers are nobody's facts. */
+/* The list is one line, whose numbers are not facts of the event. */
 static void the_journal_lists_files(void **state) {
     (void)state;
     const JournalFile files[] = {{"source", "a \"b\".txt", 1, 5, "0123", false},
@@ -351,7 +351,7 @@ static void the_curve_keeps_its_size(void **state) {
     Text t = {0};
     plot_curve(&t, x, y, 0, 60, 10, true);
     assert_int_equal(t.length, 0);
-    plot_curve(&t, x, y, 1, 0, 0, true); /* one point, sizes raised to the least */
+    plot_curve(&t, x, y, 1, 0, 0, true); /* one point, sizes raised to the minimum */
     assert_true(t.length > 0);
     text_free(&t);
 }
@@ -376,19 +376,19 @@ static void curves_are_told_apart_with_colour_or_without(void **state) {
         plot_curves(&t, curves, 2, 60, 11, unicode, false);
         assert_int_equal(count_of(t.data, 0x1b), 0);
         assert_true(count_of(t.data, 'a') > 20 && count_of(t.data, 'b') > 20);
-        assert_in_range(count_of(t.data, '*'), 1, 8); /* where they meet */
+        assert_in_range(count_of(t.data, '*'), 1, 8); /* where they intersect */
         text_clear(&t);
         plot_curves(&t, curves, 2, 60, 11, unicode, true);
         assert_non_null(strstr(t.data, "\x1b[34m"));
         assert_non_null(strstr(t.data, "\x1b[33m"));
         text_clear(&t);
-        plot_curves(&t, curves, 1, 60, 11, unicode, true); /* one needs no telling */
+        plot_curves(&t, curves, 1, 60, 11, unicode, true); /* a single curve needs no letter */
         assert_int_equal(count_of(t.data, 0x1b) + count_of(t.data, 'a'), 0);
         text_free(&t);
     }
 }
 
-/* A record of a thing has its name, and is nobody's without. */
+/* A record of a named thing has its name, and is invalid without it. */
 static void things_with_names_have_records(void **state) {
     (void)state;
     MetricsLog log;
@@ -420,7 +420,7 @@ static void things_with_names_have_records(void **state) {
     assert_string_equal(t.tasks[1].name, "piqa");
     assert_true(t.tasks[0].figures.acc_norm == 3.0 / 7 && isnan(t.tasks[1].figures.acc));
     metrics_table_free(&t);
-    /* going on at step 4 leaves what is of it */
+    /* continuing at step 4 keeps the records of step 4 */
     assert_int_equal(metrics_log_open(&log, files_root, METRICS_FILE, 4, &err), OK);
     metrics_log_close(&log);
     t = read_table();
@@ -436,7 +436,7 @@ static void things_with_names_have_records(void **state) {
         assert_false(metrics_parse(bad[i], strlen(bad[i]), &r));
 }
 
-/* Bits count, not digits; what time and place decide does not. */
+/* Bits count, not digits; members that depend on time and machine do not. */
 static void runs_part_where_a_bit_differs(void **state) {
     (void)state;
     StepMetrics a[4], b[4];
@@ -469,7 +469,7 @@ static void runs_part_where_a_bit_differs(void **state) {
     assert_int_equal(c.first.step, 2);
     assert_int_equal(c.steps, 1);
     assert_int_equal(c.validations, 0);
-    /* steps that only one has say nothing */
+    /* steps of only one run are ignored */
     second.steps = b + 1;
     second.step_count = 1;
     second.validation_count = 0;
@@ -507,7 +507,7 @@ static int64_t holes_of_each_step(size_t first, size_t count) {
 #define HOLE(resumed, ...) \
     hole_of(resumed, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (const int64_t[]){__VA_ARGS__})
 
-/* Records that are lost are counted; another log_freq before is no loss. */
+/* Lost records are counted; a different log_freq earlier is no loss. */
 static void holes_are_counted(void **state) {
     (void)state;
     assert_int_equal(HOLE(40, 1, 10, 20, 30, 40).records, 0);

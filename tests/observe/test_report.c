@@ -1,4 +1,4 @@
-/* The report: charts that keep what matters, a page that stands alone and trusts no text. */
+/* The report: charts that keep the extremes, a self-contained page that trusts no text. */
 #include "support/files.h"
 
 #include <math.h>
@@ -40,7 +40,7 @@ static void ticks_are_round_and_inside(void **state) {
     double step, ticks[4];
     assert_int_equal(chart_ticks(1, 1, 5, ticks, 4, &step), 0);
     assert_int_equal(chart_ticks((double)NAN, 1, 5, ticks, 4, &step), 0);
-    assert_int_equal(chart_ticks(3e-322, 3.5e-322, 5, ticks, 4, &step), 0); /* no round step is so small */
+    assert_int_equal(chart_ticks(3e-322, 3.5e-322, 5, ticks, 4, &step), 0); /* no round step is that small */
     assert_true(chart_ticks(0, 1e6, 1000000, ticks, 4, &step) <= 4);
 }
 
@@ -84,7 +84,7 @@ static void a_spike_in_a_million_points_stays(void **state) {
     Text t = {0};
     chart_write(&t, &c);
     assert_true(t.length < 40000); /* bytes by pixels, not by points */
-    /* the range is [1, 11] with 6% of air below and above; the plot is 156 high from 14 */
+    /* the range is [1, 11] with a margin of 6% below and above; the plot is 156 high from 14 */
     char top[16];
     snprintf(top, sizeof top, " %.1f", 170 - (11 - 0.4) / 11.2 * 156);
     assert_int_equal(count_of(t.data, top), 1);
@@ -210,7 +210,7 @@ static void the_page_stands_alone(void **state) {
     assert_int_equal(count_of(html.data, "<svg"), 7); /* loss and norm on two axes */
     assert_int_equal(count_of(html.data, "</svg>"), 7);
     assert_non_null(strstr(html.data, "3.5000")); /* final validation loss */
-    assert_non_null(strstr(html.data, "3.2500")); /* the best */
+    assert_non_null(strstr(html.data, "3.2500")); /* best validation loss */
     assert_non_null(strstr(html.data, "at step 50"));
     assert_non_null(strstr(html.data, "1.50 GiB"));
     assert_non_null(strstr(html.data, "12,345"));
@@ -219,7 +219,7 @@ static void the_page_stands_alone(void **state) {
     text_free(&html);
 }
 
-/* Named sets are curves of their own; tasks a chart and a table. */
+/* Named sets are curves; tasks have a chart and a table. */
 static void sets_and_tasks_are_shown(void **state) {
     (void)state;
     MetricsLog log;
@@ -251,7 +251,7 @@ static void sets_and_tasks_are_shown(void **state) {
     text_free(&html);
 }
 
-/* What only some runs record has a chart in those alone. */
+/* Figures that only some runs record have a chart only in those. */
 static void what_is_recorded_is_charted(void **state) {
     (void)state;
     static const char *const ids[] = {"zloss", "balance", "imbalance", "noise"};
@@ -306,7 +306,7 @@ static void a_young_run_has_a_page(void **state) {
     files_text("config.yaml", "a: [unclosed\n");
     Text html = page();
     assert_int_equal(count_of(html.data, "Nothing to draw yet"), 7);
-    assert_non_null(strstr(html.data, "a: [unclosed")); /* shown even so */
+    assert_non_null(strstr(html.data, "a: [unclosed")); /* shown anyway */
     assert_null(strstr(html.data, "nan"));
     text_free(&html);
     write_run(1);
@@ -362,7 +362,7 @@ static void several_runs_are_on_one_page(void **state) {
     write_run(10);
     const char *hostile = files_mkdir("<script>alert(3)<");
     char *from = path_join(files_root, METRICS_FILE), *to = path_join(hostile, METRICS_FILE);
-    assert_int_equal(link(from, to), 0); /* a second name is no link to elsewhere: it is only read */
+    assert_int_equal(link(from, to), 0); /* a hard link is accepted, since the file is only read */
     const char *const dirs[] = {files_root, hostile, files_root};
     Runs runs;
     Text html = {0};
@@ -372,7 +372,7 @@ static void several_runs_are_on_one_page(void **state) {
     assert_null(strstr(html.data, "<script>alert"));
     assert_non_null(strstr(html.data, "&lt;script&gt;alert(3)"));
     assert_int_equal(count_of(html.data, "<svg"), 7);
-    assert_non_null(strstr(html.data, "line s3\"")); /* a colour a run */
+    assert_non_null(strstr(html.data, "line s3\"")); /* one colour per run */
     assert_int_equal(count_of(html.data, "No figure differs"), 2);
     assert_null(strstr(html.data, "http://"));
     assert_null(strstr(html.data, "src="));

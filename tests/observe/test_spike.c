@@ -38,9 +38,9 @@ static void deviations_are_in_standard_deviations(void **state) {
     assert_true(d > 7.5 && d < 13);
     assert_true(spike_deviation(&w, 4 - 0.5 * 10) < -7.5);
     assert_true(spike_detect(&w, 4 + 0.5 * 20, LIMIT));
-    assert_false(spike_detect(&w, 4 - 0.5 * 20, LIMIT)); /* below is no spike */
+    assert_false(spike_detect(&w, 4 - 0.5 * 20, LIMIT)); /* a low value is no spike */
     assert_false(spike_detect(&w, 5, LIMIT));
-    assert_false(spike_detect(&w, 1e9, 0)); /* switched off */
+    assert_false(spike_detect(&w, 1e9, 0)); /* disabled */
 }
 
 static void normal_values_are_no_spikes(void **state) {
@@ -63,8 +63,8 @@ static void a_falling_loss_is_no_spike(void **state) {
     }
 }
 
-/* Forty steps that hardly move, with noise of 0.05% as large batches have it, then a fall of the loss and a
- * rise of the gradient norm, faster with each step; a spike on the way is one. */
+/* Forty nearly constant steps, with noise of 0.05% as in large batches, then a falling loss and a rising
+ * gradient norm, faster with each step; a spike in between is detected. */
 static void a_warmup_is_no_spike(void **state) {
     (void)state;
     SpikeWindow losses = {{0}, 0, 0}, norms = {{0}, 0, 0};
@@ -91,7 +91,7 @@ static void nonfinite_values_never_enter(void **state) {
     assert_true(spike_detect(&w, (double)NAN, LIMIT));
     assert_true(spike_detect(&w, -(double)INFINITY, LIMIT));
     assert_true(isnan(spike_deviation(&w, (double)NAN)));
-    assert_false(spike_detect(&w, 4, LIMIT)); /* not blinded */
+    assert_false(spike_detect(&w, 4, LIMIT)); /* the outlier does not hide the next one */
 }
 
 static void outliers_do_not_blind(void **state) {
@@ -127,7 +127,7 @@ static void the_window_is_saved_and_loaded(void **state) {
         size_t n = spike_save(&w, saved);
         assert_int_equal(n, count < SPIKE_WINDOW ? count : SPIKE_WINDOW);
         assert_int_equal(spike_load(&back, saved, n, NULL), OK);
-        for (int i = 0; i < 50; i++) { /* both go on alike */
+        for (int i = 0; i < 50; i++) { /* both continue in the same way */
             double value = 3 + 0.1 * i;
             assert_true(spike_deviation(&w, value) == spike_deviation(&back, value));
             spike_add(&w, value);

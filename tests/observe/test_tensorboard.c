@@ -1,4 +1,4 @@
-/* TensorBoard events, read back by a small reader of the test's own. */
+/* TensorBoard events, read back by the test's own small reader. */
 #include "support/files.h"
 
 #include <math.h>
@@ -73,7 +73,7 @@ static ProtoField find(Span s, unsigned number) {
     return (ProtoField){0};
 }
 
-/* Splits a file into the data of its records, checking both sums of each. */
+/* Splits a file into the data of its records, checking both CRCs of each. */
 static size_t split(const char *data, size_t length, Span *events, size_t max) {
     const unsigned char *at = (const unsigned char *)data, *end = at + length;
     size_t n = 0;
@@ -90,7 +90,7 @@ static size_t split(const char *data, size_t length, Span *events, size_t max) {
     return n;
 }
 
-/* A scalar of an event's summary; NaN when it is not there. */
+/* A scalar of an event's summary; NaN if it is missing. */
 static float scalar(Span event, const char *tag) {
     Span summary = find(event, 5).bytes;
     ProtoField value;
@@ -163,7 +163,7 @@ static void events_read_back(void **state) {
     assert_true(scalar(events[1], "speed/tflops") == 2);
     assert_true(scalar(events[1], "speed/data_wait_percent") == 25);
     assert_true(scalar(events[1], "memory/peak_gib") == 1);
-    assert_true(isnan(scalar(events[1], "train/grad_norm"))); /* left out */
+    assert_true(isnan(scalar(events[1], "train/grad_norm"))); /* omitted */
     assert_int_equal(find(events[2], 2).value, 70000);
     assert_true(scalar(events[2], "validation/loss") == 4.5f);
     Span value = find(find(events[3], 5).bytes, 1).bytes, tensor = find(value, 8).bytes;
@@ -180,7 +180,7 @@ static void a_resumed_run_says_so(void **state) {
     assert_int_equal(tensorboard_open(&tb, files_root, 250, &err), OK);
     char *path = mem_strdup(tensorboard_path(tb));
     size_t length;
-    /* the preamble is there before the first step is logged */
+    /* the preamble exists before the first step is logged */
     char *data = files_read(path, &length);
     Span events[4];
     assert_int_equal(split(data, length, events, 4), 2);
@@ -200,7 +200,7 @@ static void a_place_that_cannot_be_written_is_an_error(void **state) {
     assert_int_equal(tensorboard_close(NULL, &err), OK);
 }
 
-/* A run with a resume in it, for the real reader. */
+/* A resumed run, for the real reader. */
 static void write_part(const char *run, int64_t resumed, int64_t last) {
     MetricsLog log;
     TensorBoard *tb;

@@ -1,4 +1,4 @@
-/* A run that is watched: what was added is told, once; memory that is bounded, and spikes that stay. */
+/* Watching a run: new data is sent once; memory is bounded, and spikes survive. */
 #include "support/files.h"
 
 #include <math.h>
@@ -51,17 +51,17 @@ static void what_was_added_is_told_once(void **state) {
     assert_true(cJSON_GetArrayItem(points(root, "step"), 0)->valuedouble == 6);
     assert_true(cJSON_IsFalse(cJSON_GetObjectItem(root, "all")));
     cJSON_Delete(root);
-    root = tell(&w, version + 1, 5); /* a page that knows other points gets all */
+    root = tell(&w, version + 1, 5); /* a page with other points gets all */
     assert_int_equal(cJSON_GetArraySize(points(root, "loss")), 8);
     cJSON_Delete(root);
-    log_steps(dir, 3, 4, 4, 0); /* resumed at 3: the file is another */
+    log_steps(dir, 3, 4, 4, 0); /* resumed at 3: the file was replaced */
     watch_look(&w);
     assert_int_not_equal(w.version, version);
     assert_int_equal(w.count, 4);
     watch_close(&w);
 }
 
-/* The end of a file that is being written may be half a line; what is no record is counted. */
+/* The end of a file that is being written may be an incomplete line; invalid lines are counted. */
 static void half_a_line_waits_for_its_end(void **state) {
     (void)state;
     const char *dir = files_mkdir("torn");
@@ -81,7 +81,7 @@ static void half_a_line_waits_for_its_end(void **state) {
     watch_look(&w);
     assert_int_equal(w.count, 2);
     assert_true(isnan(w.last.loss));
-    assert_int_equal(w.bad_lines, 2); /* one is no record, one does not go on */
+    assert_int_equal(w.bad_lines, 2); /* one is invalid, one does not continue the curve */
     assert_int_equal(w.validation_count, 1);
     cJSON_Delete(tell(&w, 0, 0));
     watch_close(&w);
@@ -107,7 +107,8 @@ static void a_long_run_takes_no_more_memory_and_keeps_its_spike(void **state) {
     watch_close(&w);
 }
 
-/* Named curves and their numbers are bounded, whatever is in the file; one that goes back is a bad line. */
+/* Named curves and their points are bounded, whatever the file contains; a step that goes back is a bad
+ * line. */
 static void sets_and_tasks_are_told_by_name(void **state) {
     (void)state;
     const char *dir = files_mkdir("named");

@@ -1,6 +1,6 @@
-/* Counts what a test program allocates, apart from what the libraries do that it calls. Include it in one
- * file of the program: it replaces malloc and its relatives, for the libraries too. Under sanitizers,
- * which do so themselves, nothing is counted. */
+/* Counts the allocations of a test program, separately from those of the libraries it calls. Include it in
+ * one file of the program: it replaces malloc and its relatives, for the libraries too. Under sanitizers,
+ * which replace them themselves, nothing is counted. */
 #ifndef WEFT_SUPPORT_ALLOCATIONS_H
 #define WEFT_SUPPORT_ALLOCATIONS_H
 
@@ -29,7 +29,7 @@ void *__libc_malloc(size_t bytes);
 void *__libc_calloc(size_t count, size_t bytes);
 void *__libc_realloc(void *old, size_t bytes);
 void *__libc_memalign(size_t align, size_t bytes);
-extern const char __executable_start[], etext[]; /* of the linker: where this program's code is */
+extern const char __executable_start[], etext[]; /* from the linker: the program's code */
 
 #define COUNT_ALLOCATION() count_allocation((uintptr_t)__builtin_return_address(0))
 static void count_allocation(uintptr_t caller) {
@@ -60,10 +60,10 @@ int posix_memalign(void **out, size_t align, size_t bytes) {
 }
 #endif
 
-/* Calls from this program so far. */
+/* Allocations from this program so far. */
 static inline int allocations_own(void) { return atomic_load(&own_allocations); }
 
-/* Bytes that are allocated now, by whomever. */
+/* Bytes currently allocated, by anybody. */
 static inline size_t allocations_in_use(void) {
     struct mallinfo2 m = mallinfo2();
     return m.uordblks + m.hblkhd;

@@ -1,4 +1,4 @@
-/* The tokenizer of bytes, beside the temporary files, for tests of what comes after it. */
+/* Set-up of a byte tokenizer and temporary files, for tests of stages after tokenization. */
 #ifndef WEFT_TESTS_BYTES_TOKENIZER_H
 #define WEFT_TESTS_BYTES_TOKENIZER_H
 

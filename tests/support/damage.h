@@ -1,4 +1,4 @@
-/* Texts with damage, for parsers: none of them may crash, and each says what is wrong. */
+/* Damaged texts for parsers: none may crash them, and each must give an error that describes the problem. */
 #ifndef WEFT_TESTS_DAMAGE_H
 #define WEFT_TESTS_DAMAGE_H
 
@@ -8,8 +8,8 @@
 #include "base/rng.h"
 #include "base/text.h"
 
-/* The i-th of a text: cut off anywhere, up to three bytes replaced, half of them by one of `marks`, which
- * mean something to the parser. The caller's, without a NUL behind it. */
+/* The i-th damaged version of a text: truncated anywhere, up to three bytes replaced, half of them by one of
+ * `marks`, which are special to the parser. The caller frees it; there is no NUL after it. */
 static char *damaged(const char *text, size_t size, const char *marks, uint64_t i, size_t *length) {
     *length = 1 + rng_u64(2, i) % size;
     char *data = mem_alloc(*length);

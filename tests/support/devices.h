@@ -1,4 +1,4 @@
-/* What tests of ops share: tensors of random numbers, backends by name. */
+/* Shared by tests of ops: tensors of random numbers, backends by name. */
 #ifndef WEFT_TESTS_SUPPORT_DEVICES_H
 #define WEFT_TESTS_SUPPORT_DEVICES_H
 
@@ -21,12 +21,12 @@ enum { KEPT = 512 };
 static void *kept[KEPT];
 static int kept_count;
 
-/* Whether tensors begin at no multiple of 16 bytes: one element behind it, or two, of which whole numbers of
- * 64 bits are made. */
+/* Whether tensors start off multiples of 16 bytes: one element later in bf16; two in fp32, so that memory for
+ * 64-bit integers stays aligned. */
 static bool odd_places;
 
-/* Where tensors are to lie: in host memory that this GPU reads and writes, too, as pinned memory is by CUDA's
- * unified addresses; NULL: the process's own. tests/cuda_sim/races.cpp has nothing else read by kernels. */
+/* The GPU whose pinned host memory holds all tensors, which it accesses by CUDA's unified addresses; NULL:
+ * ordinary memory. In tests/cuda_sim/races.cpp kernels read only such memory. */
 static Device *pinned_by;
 
 static inline void *take_memory(size_t bytes) {
@@ -41,7 +41,7 @@ static inline void give_memory(void *p) {
         free(p);
 }
 
-/* Exactly so many bytes, so that the address sanitizer sees every step too far. Freed by drop_all. */
+/* Exactly this many bytes, so that the address sanitizer detects every overrun. Freed by drop_all. */
 static inline void *room_for(size_t bytes) {
     assert_true(kept_count < KEPT);
     kept[kept_count] = take_memory(bytes);
@@ -54,14 +54,15 @@ static inline void *tensor(int64_t n, Dtype t) {
     return (char *)room_for(before + (size_t)n * dtype_bytes(t)) + before;
 }
 
-/* What an op is told, or adds to, in tensor memory: a copy of the host's. */
+/* A copy in tensor memory of a host value, for an op's parameters and accumulators. */
 #define PLACED(value) memcpy(room_for(sizeof(value)), &(value), sizeof(value))
 
 static inline void drop_all(void) {
     while (kept_count > 0) give_memory(kept[--kept_count]);
 }
 
-/* Tests take a hundred million: the same ones over and over, a prime number of them, so that rows differ. */
+/* Tests use a hundred million numbers: the same ones repeatedly, a prime number of them, so that rows
+ * differ. */
 enum { NUMBERS = 65521 };
 static uint64_t next_number;
 static inline float draw(float lo, float hi) {
@@ -96,7 +97,7 @@ static inline void open_device(Device *d, const char *kind, int threads) {
     if (device_open_cpu(d, kind, threads, &err) != OK) fail_msg("%s: %s", kind ? kind : "auto", err.message);
 }
 
-static void *pinned_scratch; /* d->scratch of such a GPU lies in it, at its alignment */
+static void *pinned_scratch; /* d->scratch of such a GPU lies in it, aligned */
 
 static inline void drop_scratch(Device *d) {
     if (d == pinned_by) {
@@ -140,7 +141,7 @@ static inline DeviceNeeds small_needs(Dtype c, int64_t tokens, int64_t hidden) {
                          .attention = SHAPE(tokens, 1, 1, 2)};
 }
 
-/* An op that has ended: the host reads the tensors of these tests, too. */
+/* Runs an op and waits for it, since the host reads the tensors of these tests. */
 #define RUN(d, slot, ...)                                                   \
     do {                                                                    \
         (d)->ops.slot((d), __VA_ARGS__);                                    \
@@ -151,7 +152,7 @@ static const char DEFERRED[] = "deferred";
 static const char CUDA[] = "cuda"; /* by $WEFT_CUDA: tests/cuda_sim, or a GPU */
 static const char *only;           /* the one backend to test; NULL: all that run here */
 
-/* Whether it runs here. */
+/* Opens the backend; false if it does not run here. */
 static inline bool open_backend(Device *d, const char *name, int threads) {
     Error err;
     bool deferred = strcmp(name, DEFERRED) == 0;
@@ -175,8 +176,8 @@ static inline void on_one(const char *name, void (*check)(Device *d, Dtype c)) {
     close_device(&d);
 }
 
-/* Runs a check on every backend of the CPU, with two threads, in both dtypes; on a GPU's where it is the one
- * that was asked for. */
+/* Runs a check on every CPU backend, with two threads, in both dtypes; on a GPU's only if it was
+ * requested. */
 static inline void on_all(void (*check)(Device *d, Dtype c)) {
     for (int i = 1; strcmp(device_cpu_kind(i), "reference") != 0; i++) on_one(device_cpu_kind(i), check);
     on_one(DEFERRED, check);

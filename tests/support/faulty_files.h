@@ -1,5 +1,5 @@
-/* The calls of saving with one fault among them: a failure, an interruption, a kill; and a trace of all of
- * them. */
+/* The calls of saving with one fault among them: a failure, an interruption, a kill; and a trace of all
+ * calls. */
 #ifndef WEFT_TESTS_FAULTY_FILES_H
 #define WEFT_TESTS_FAULTY_FILES_H
 
@@ -22,7 +22,7 @@ typedef struct Faults {
     int at, error; /* the at-th call fails, with this errno */
     int calls;
     bool no_exchange;
-    int slow; /* microseconds a write takes */
+    int slow; /* microseconds per write */
     Text trace;
 } Faults;
 
@@ -36,7 +36,7 @@ static void die(void) {
     for (;;) pause();
 }
 
-/* One call of the table with the fault that is set for it. */
+/* One call of the table, with its fault if one is due. */
 #define CALL(name, real)                                         \
     do {                                                         \
         Faults *f = ctx;                                         \
@@ -98,7 +98,7 @@ static ssize_t faulty_write(void *ctx, int fd, const void *data, size_t length, 
     Faults *f = ctx;
     if (f->slow) usleep((useconds_t)f->slow);
     bool here = reached(f, "write");
-    /* A failing device takes half of the bytes before it fails; a kill may come there too. */
+    /* A failing device writes half of the bytes before it fails; a kill may happen there too. */
     bool half = here && (f->kind == FAIL || f->kind == KILL_BEFORE);
     if (f->kind == SHORT_WRITES && length > 1) length = 1 + length / 3;
     if (half) {
@@ -133,7 +133,7 @@ static inline FileOps faulty_ops(Faults *f) {
                      .unlink = faulty_unlink};
 }
 
-/* How many names in a directory begin as those of temporary files do. */
+/* Number of names in a directory that begin like temporary files. */
 static int entries_with_dot(const char *dir) {
     char **paths, *pattern = path_join(dir, ".t*");
     size_t count = 0;

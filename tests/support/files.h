@@ -1,4 +1,4 @@
-/* Temporary files for tests: a directory that goes away, files in it, plain or zstd. */
+/* Temporary files for tests: a directory that is removed at the end, and files in it, plain or zstd. */
 #ifndef WEFT_TESTS_FILES_H
 #define WEFT_TESTS_FILES_H
 
@@ -20,8 +20,7 @@
 
 static char files_root[64];
 
-/* The path of a name in the directory; an absolute one stays as it is. It is there until 15 more are asked
- * for. */
+/* The path of a name in the directory; an absolute one is unchanged. Valid until 15 more are requested. */
 static inline const char *files_path(const char *name) {
     static char *ring[16];
     static int next;
@@ -44,7 +43,7 @@ static inline const char *files_text(const char *name, const char *text) {
     return files_write(name, text, strlen(text));
 }
 
-/* keep < SIZE_MAX cuts the compressed file to so many bytes. */
+/* keep < SIZE_MAX truncates the compressed file to that many bytes. */
 static inline const char *files_zstd(const char *name, const void *data, size_t length, size_t keep) {
     size_t bound = ZSTD_compressBound(length);
     char *packed = malloc(bound);
@@ -55,7 +54,7 @@ static inline const char *files_zstd(const char *name, const void *data, size_t 
     return path;
 }
 
-/* The caller frees it. A NUL comes after the content, not counted. */
+/* The caller frees it. A NUL, which is not counted, follows the content. */
 static inline char *files_read(const char *name, size_t *length) {
     FILE *f = fopen(files_path(name), "rb");
     assert_non_null(f);
@@ -86,7 +85,7 @@ static inline int files_setup(void **state) {
     return files_make_root("/tmp");
 }
 
-/* Where nothing goes to a disk, if there is such a place: for small files that are synced very often. */
+/* In a memory file system, if there is one: for small files that are synced very often. */
 static inline int files_setup_in_memory(void **state) {
     (void)state;
     return files_make_root(access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : "/tmp");

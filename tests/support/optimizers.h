@@ -1,5 +1,4 @@
-/* Optimizers that tests of training use. Learning rates are 1: what a step multiplies them with is the
- * rate. */
+/* Optimizers for tests of training. Learning rates are 1, so that a step's factor is the rate. */
 #ifndef WEFT_TESTS_OPTIMIZERS_H
 #define WEFT_TESTS_OPTIMIZERS_H
 
@@ -15,14 +14,14 @@
 static const OptimizerOptions usual_optimizer
     __attribute__((unused)) = {.settings = USUAL_SETTINGS, .clip = 1, .clip_norm = 2, .seed = 1};
 
-/* An item of optimizer.groups that gives nothing but its pattern. */
+/* An item of optimizer.groups that sets only its pattern. */
 static inline OptimizerGroup group_of(const char *match) {
     double none = (double)NAN;
     return (OptimizerGroup){
         (char *)(uintptr_t)match, {-1, -1, none, none, none, none, none, none, -1, -1, -1}, -1, -1};
 }
 
-/* Every kind and dtype side by side, and matrices that stay whole. `groups` is room for three. */
+/* Every kind and dtype together, and unsharded matrices. `groups` has space for three. */
 static inline OptimizerOptions mixed_optimizer(OptimizerGroup groups[3]) {
     OptimizerOptions o = usual_optimizer;
     groups[0] = group_of("embed|lm_head"), groups[1] = group_of("norm|bias"), groups[2] = group_of("mlp");

@@ -1,5 +1,5 @@
-/* Two threads, one counter, no lock: a race that the thread sanitizer must report. A build in which it does
- * not proves nothing by its silence about the other tests. */
+/* Two threads, one counter, no lock: a race that the thread sanitizer must report. If a build does not report
+ * it, its silence about the other tests proves nothing. */
 #include <pthread.h>
 #include <stdio.h>
 

@@ -1,11 +1,11 @@
-/* A disk that loses power, in the strictest reading of what a system promises:
+/* A disk that loses power, in the strictest reading of a system's guarantees:
  *
- *   bytes and length of a file    are on the disk after sync of that file; before, each write may be or not
- *   a name in a directory         is on the disk after sync of that directory; before, each change of a name
- *                                 may be or not: a rename is two of them, and neither holds the other
+ *   bytes and length of a file    are on disk after a sync of that file; before, each write may or may not be
+ *   a name in a directory         is on disk after a sync of that directory; before, each change of a name
+ *                                 may or may not be: a rename is two of them, independent of each other
  *
- * The calls of saving are recorded while it really works; then a cut at any call of the record makes a
- * directory that such a disk might hold, drawn from a seed. No order among what was not synced is kept. */
+ * The calls of saving are recorded while it actually runs; a cut at any call of the record then makes a
+ * directory that such a disk might hold, drawn from a seed. No order is guaranteed among unsynced changes. */
 #ifndef WEFT_TESTS_POWER_MODEL_H
 #define WEFT_TESTS_POWER_MODEL_H
 
@@ -36,7 +36,7 @@ typedef enum CallKind {
 
 typedef struct Call {
     CallKind kind;
-    char a[96], b[96]; /* paths below the root; of SYMLINK: b is the target */
+    char a[96], b[96]; /* paths below the root; for SYMLINK b is the target */
     int fd;
     uint64_t offset, length;
     char *data;
@@ -91,7 +91,7 @@ static int record_resize(void *ctx, int fd, uint64_t length) {
     c->length = length;
     return real_calls->resize(NULL, fd, length);
 }
-/* What reaches the disk is the model's matter: really, nothing is synced. */
+/* The model decides what reaches the disk: nothing is actually synced. */
 static int record_sync(void *ctx, int fd) {
     record(ctx, SYNC, NULL, NULL)->fd = fd;
     return 0;
@@ -174,11 +174,11 @@ typedef enum NodeKind { NODE_FILE, NODE_DIR, NODE_LINK } NodeKind;
 
 typedef struct Name {
     char text[64];
-    int node; /* of a change: -1 takes the name away */
+    int node; /* of a change: -1 removes the name */
 } Name;
 
-/* Of a file, `pending` are the calls, in the record, that are not synced yet; of a directory, `changes` those
- * to its names. */
+/* For a file, `pending` are the unsynced calls, as indices of the record; for a directory, `changes` are
+ * those of its names. */
 typedef struct Node {
     NodeKind kind;
     char target[96];
@@ -220,7 +220,7 @@ static int new_node(Disk *d, NodeKind kind) {
     return d->count++;
 }
 
-/* The directory of a path and the last name in it. Paths have at most "x/.." at the end of others. */
+/* The directory of a path and its last component. Paths may only end in "x/..". */
 static int parent_of(const Disk *d, const char *path, char last[64]) {
     int at = 0, above = 0;
     char copy[96], *rest = copy, *part;
@@ -249,7 +249,7 @@ static int node_at(const Disk *d, const char *path) {
     return d->nodes[parent].live[found].node;
 }
 
-/* A change of a name; node -1: it goes. */
+/* Changes a name; node -1 removes it. */
 static void change_name(Disk *d, const char *path, int node) {
     char last[64];
     Node *dir = &d->nodes[parent_of(d, path, last)];
@@ -318,10 +318,10 @@ static void play(Disk *d, int call) {
 
 typedef struct Chance {
     uint64_t state;
-    unsigned odds; /* of 16 that what was not synced is there all the same */
+    unsigned odds; /* of 16 that an unsynced change is on disk anyway */
 } Chance;
 
-/* Nearly all or nearly nothing of it survives as often as half. */
+/* Nearly all or nearly none of the changes survive as often as half of them. */
 static Chance chance_of(uint64_t seed, int cut) {
     static const unsigned odds[] = {8, 1, 15};
     return (Chance){seed * 0x9e3779b97f4a7c15u + (uint64_t)cut + 1, odds[seed % 3]};
@@ -363,8 +363,8 @@ static void write_node(const Disk *d, int node, const char *path, Chance *chance
     text_free(&bytes);
 }
 
-/* Makes `path` what the root may be after a cut before call `cut`. Calls for which `lost` says so do
- * nothing. */
+/* Makes `path` a possible state of the root after a cut before call `cut`. Calls selected by `lost` have no
+ * effect. */
 static void power_cut(const Recorder *r, int cut, uint64_t seed, bool (*lost)(const Call *),
                       const char *path) {
     Disk d = {.record = r, .nodes = mem_alloc_array(MOST_NODES, sizeof(Node))};

@@ -1,4 +1,4 @@
-/* Ranks as threads of a test: a test declares how many it wants. */
+/* Ranks as threads of a test: a test declares how many it needs. */
 #ifndef WEFT_TESTS_RANKS_H
 #define WEFT_TESTS_RANKS_H
 
@@ -30,7 +30,7 @@ static void *test_rank_main(void *argument) {
     return NULL;
 }
 
-/* Runs body on so many ranks over the loopback and waits for their end. seed: comm/loopback; watch NULL: no
+/* Runs body on that many ranks over the loopback and waits for all. seed: see comm/loopback; watch NULL: no
  * watchdog. A rank that fails calls comm_fail, which ends the test. */
 static void ranks_run_watched(int ranks, uint64_t seed, const CommWatch *watch,
                               void (*body)(Comm *comm, void *context), void *context) {

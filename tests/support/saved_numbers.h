@@ -1,5 +1,5 @@
-/* A tiny trainer and its checkpoints: weights and moments that one number fills, so that a checkpoint read
- * back tells whether all of it is of one save, and of which. */
+/* A tiny trainer and its checkpoints: one number fills all weights and moments, so that a checkpoint shows
+ * whether it is entirely from one save, and from which. */
 #ifndef WEFT_TESTS_SAVED_NUMBERS_H
 #define WEFT_TESTS_SAVED_NUMBERS_H
 
@@ -109,7 +109,7 @@ static void check_values(const Checkpoint *c, int number) {
     assert_string_equal(c->state, expect.state);
 }
 
-/* The number that the newest good checkpoint was filled by; -1 when there is none. All of it must be of that
+/* The number in the newest good checkpoint; -1 if there is none. All of the checkpoint must be from that
  * number. */
 static int number_in(const char *dir, int64_t *step) {
     Checkpoint c;

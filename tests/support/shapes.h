@@ -1,5 +1,4 @@
-/* Shapes compared as bytes. What lies between the members of a struct may be anything: it is cleared
- * first. */
+/* Shapes compared as bytes. The padding between members is undefined, so it is cleared first. */
 #ifndef WEFT_TESTS_SUPPORT_SHAPES_H
 #define WEFT_TESTS_SUPPORT_SHAPES_H
 

@@ -1,5 +1,5 @@
-/* A model that is as small as one can be that has everything: grouped heads, a head size of its own, sizes
- * that are no multiples of a vector. Tests change what they are about. */
+/* The smallest model with all features: grouped heads, a separate head size, sizes that are no multiples of a
+ * vector. Tests change what they test. */
 #ifndef WEFT_TESTS_TINY_MODEL_H
 #define WEFT_TESTS_TINY_MODEL_H
 

@@ -18,7 +18,7 @@ static inline int families_read(void) {
     return -1;
 }
 
-/* NULL where the build cannot have it. */
+/* NULL if the build does not support it. */
 static inline Tokenizer *family_open(const cJSON *family) {
     cJSON *document = cJSON_Duplicate(cJSON_GetObjectItem(family, "document"), true);
     cJSON *model = cJSON_GetObjectItem(document, "model");
