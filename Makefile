@@ -1,4 +1,4 @@
-# What one types; CMake does the work.
+# Short commands for developers; CMake does the work.
 BUILD ?= build
 TYPE ?= Release
 PREFIX ?= /usr/local
@@ -9,11 +9,11 @@ SECONDS ?= 60
 TARGET ?=
 TESTS ?=
 JOBS ?= $(shell nproc)
-# Tests wait for files and for each other's messages: three for a core keep it busy.
+# Tests wait for files and for messages: three tests per core keep it busy.
 TEST_JOBS ?= $(shell expr 3 \* $(JOBS))
 
-# A new build directory gets the program alone. What these make needs more: its tests, simulators and benchmarks, which
-# `make` then keeps up to date.
+# A new build directory builds the program alone. These targets also need tests, simulators and benchmarks; once they are enabled in a
+# build directory, `make` keeps them up to date.
 test series bench soak interop: export WITH_TESTS = yes
 tests_option = $(if $(WITH_TESTS),-DWEFT_TESTS=ON,$(if $(wildcard $(BUILD)/CMakeCache.txt),,-DWEFT_TESTS=OFF))
 
@@ -41,7 +41,7 @@ test: ## all tests; TESTS=regex for some
 	@$(MAKE) --no-print-directory build
 	@ctest --test-dir $(BUILD) -j $(TEST_JOBS) --output-on-failure $(if $(TESTS),-R '$(TESTS)')
 
-series: build ## all tests ten times, with each kind of kernel, beside busy loops
+series: build ## all tests ten times, with each kind of kernel, alongside busy loops
 	@BUILD=$(BUILD) JOBS=$(TEST_JOBS) tools/series.sh
 
 fuzz: ## libFuzzer over every parser (clang); SECONDS=60 each, TARGET=name for one
@@ -51,7 +51,7 @@ fuzz: ## libFuzzer over every parser (clang); SECONDS=60 each, TARGET=name for o
 bench: build ## bench/results.json; PEER=torch adds PyTorch
 	@BUILD=$(BUILD) PYTHON=$(PYTHON) tools/bench.sh $(PEER)
 
-interop: ## tests against the programs of others: Python packages, in a venv, and Chromium
+interop: ## tests with other projects' programs: Python packages, in a venv, and Chromium
 	@tools/setup.sh build test interop
 	@$(MAKE) --no-print-directory build
 	@BUILD=$(BUILD) PYTHON=$(PYTHON) tools/interop.sh
@@ -67,15 +67,15 @@ soak: build ## 100 kills, 30 faults on many ranks, hangs in each phase, all mesh
 	@WEFT=$(CURDIR)/$(BUILD)/weft CUDA_SIM=$$(ls $(CURDIR)/$(BUILD)/weft-cuda-sim.so 2>/dev/null) MESHES=full \
 	    tests/ranks/test_cuda_meshes.sh || [ $$? -eq 77 ]
 
-plan-cases: build ## published runs of other trainers beside what weft plans for them (docs/lab/published-runs.md)
+plan-cases: build ## published runs of other trainers compared with weft's plans for them (docs/lab/published-runs.md)
 	@WEFT=$(BUILD)/weft tools/plan_cases.sh
 
-cluster: build ## several hosts, and a Slurm of its own, on this machine; as root; docs/use/cluster.md
+cluster: build ## several simulated hosts and a private Slurm on this machine; as root; docs/use/cluster.md
 	@tools/setup.sh cluster
 	@WEFT=$(CURDIR)/$(BUILD)/weft tests/cluster/hosts.sh || [ $$? -eq 77 ]
 	@WEFT=$(CURDIR)/$(BUILD)/weft tests/cluster/slurm.sh || [ $$? -eq 77 ]
 
-mpich: ## in build-mpich, with MPICH in place of Open MPI: the tests that start ranks; TESTS=regex for some
+mpich: ## the tests that start ranks, with MPICH in place of Open MPI, in build-mpich; TESTS=regex for some
 	@tools/setup.sh build test mpich
 	@mkdir -p build-mpich
 	@cmake --preset mpich $(CMAKE_FLAGS) >build-mpich/configure.log 2>&1 || { cat build-mpich/configure.log; exit 1; }

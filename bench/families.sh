@@ -1,21 +1,21 @@
 #!/bin/sh
-# What blocks of other kinds reach beside a plain one of the same cost: a row a model with parameters, tokens/s (the median of the last half
-# of the steps), GFLOP/s, the share of the matrix-product peak, and GFLOP/s as a ratio to the first row's in the same round (the median of
-# ROUNDS). A machine with nothing else to do is asked for.
+# Compares blocks of other kinds with a plain block of the same cost. Prints a row per model: parameters, tokens/s (the median of the last
+# half of the steps), GFLOP/s, the share of the matrix-product peak, and the ratio of GFLOP/s to the first row in the same round (the median
+# of ROUNDS). Run it on an otherwise idle machine.
 #
-#     bench/families.sh mixers TEXT       recurrent mixers beside attention, about 10M parameters in blocks
-#     bench/families.sh blocks TEXT       Qwen3's blocks (0.6B) and others of the same sizes beside Llama's
-#     bench/families.sh experts TEXT      OLMoE's layer, scaled down, beside a dense one of as many FLOPs a token
+#     bench/families.sh mixers TEXT       recurrent mixers and attention, about 10M parameters in blocks
+#     bench/families.sh blocks TEXT       Qwen3's blocks (0.6B), others of the same sizes, and Llama's
+#     bench/families.sh experts TEXT      OLMoE's layer, scaled down, and a dense one with as many FLOPs per token
 #
-# BUILD, OUT, STEPS, CONTEXT, MICROBATCH, TOKENS (of a step), COMPUTE (fp32, bf16), THREADS, ROUNDS.
+# Variables: BUILD, OUT, STEPS, CONTEXT, MICROBATCH, TOKENS (per step), COMPUTE (fp32, bf16), THREADS, ROUNDS.
 set -eu
 [ $# -eq 2 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 64; }
 weft=${BUILD:-build}/weft out=${OUT:-runs/families} steps=${STEPS:-8} text=$2
 context=${CONTEXT:-1024} microbatch=${MICROBATCH:-2} tokens=${TOKENS:-8192}
 
-# Of each row: its name, then keys of model that are not those of its set.
+# Each row: its name, then the keys of `model` in which it differs from its set.
 case $1 in
-mixers) # blocks of 12, 8, 10, about 15.6 and about 6.8 squares of the width
+mixers) # parameters of a block: 12, 8, 10, about 15.6 and about 6.8 times the width squared
     keys="hidden_size=320 intermediate_size=853 num_attention_heads=5"
     rows="attention family=llama num_hidden_layers=8
 min_gru family=recurrent mixer=min_gru num_hidden_layers=12
@@ -28,7 +28,7 @@ blocks)
 qwen3 family=qwen3
 gemma2 family=gemma2
 olmo2 family=olmo2" ;;
-experts) # 8 of 64 experts of 512 are met, 4,096 in all
+experts) # a token uses 8 of 64 experts of width 512: 4,096 in all
     keys="hidden_size=1024 num_attention_heads=8 num_hidden_layers=2"
     rows="dense family=llama intermediate_size=4096
 olmoe family=olmoe intermediate_size=512 num_experts=64 num_experts_per_tok=8
@@ -44,7 +44,7 @@ checkpoint: {every: 0}
 metrics: {log_freq: 1, tensorboard: false}
 EOF
 
-# ROW ROUND: one run, and a line for it: name, round, parameters, tokens/s, GFLOP/s, share.
+# measure ROW ROUND: runs it and prints a line: name, round, parameters, tokens/s, GFLOP/s, share of the peak.
 measure() {
     name=${1%% *} log=$out/${1%% *}.log words=
     for key in $keys ${1#* }; do words="$words model.$key"; done

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Long contexts: a sequence as one microbatch on four ranks that share its tokens (cp 4), and on one that has all of them, with everything
-# recomputed and few rows of logits at a time. A table on stdout: memory as planned and as used (peak resident, which has 20 to 50 MiB of
-# libraries a rank too), seconds of a step, and loss and norm of the gradient of the last step, the same to the last digit (train.numerics
-# exact): one step shows the backward pass too.
+# Long contexts: trains on one sequence per microbatch, on four ranks that split its tokens (cp 4) and on one rank that has all of them,
+# with full recompute and few rows of logits at a time. Prints a table: memory as planned and as used (peak resident, which includes 20 to
+# 50 MiB of libraries per rank), seconds per step, and loss and gradient norm of the last step. With exact numerics these are equal to the
+# last digit; the norm makes even a single step check the backward pass.
 #
-#     bench/long.sh                                        # 125M, 32,768 and 131,072 tokens: an hour, and many
+#     bench/long.sh                                        # 125M: an hour for 32,768 tokens, many for 131,072
 #     CONTEXTS=131072 LAYERS=1 RANKS=4 bench/long.sh       # one block of it
 #     SIZE=50M CONTEXTS=512 bench/long.sh                  # in seconds
-#     bench/long.sh train.compute=bf16                     # in bf16, whose four ranks of 131,072 tokens fit in 24 GiB
+#     bench/long.sh train.compute=bf16                     # in bf16: four ranks with 131,072 tokens fit in 24 GiB
 #
-# Words are keys of `weft train`, section.key=value. Variables:
-# SIZE, LAYERS (fewer than it has), CONTEXTS, STEPS, RECOMPUTE, RANKS (meshes of so many along cp), THREADS (of each rank; of one rank as
-# many as the machine has) and BUILD.
+# Arguments are keys of `weft train`, section.key=value. Variables:
+# SIZE, LAYERS (to use fewer), CONTEXTS, STEPS, RECOMPUTE, RANKS (degrees of cp to run), THREADS (per rank; a single rank uses as many as
+# the machine has) and BUILD.
 set -eu
 cd "$(dirname "$0")/.."
 build=${BUILD:-build} size=${SIZE:-125M} steps=${STEPS:-1} meshes=${RANKS:-4 1} threads=${THREADS:-1}
@@ -25,7 +25,7 @@ trap 'rm -f "$part" "$part".err' EXIT
 most=1
 for ranks in $meshes; do [ "$ranks" -le "$most" ] || most=$ranks; done
 
-# measure CONTEXT RANKS WORD...: a row.
+# measure CONTEXT RANKS WORD...: runs it and prints a row.
 measure() {
     context=$1 ranks=$2
     shift 2

@@ -1,14 +1,14 @@
 #!/bin/sh
-# Two optimizers on one text, the same tokens: each with several learning rates, of which the one counts that ends with the lowest
-# validation loss. Then: the share of the steps after which the second one is below the first one's last validation loss for
-# good (within the same run, so its learning rate has not come down yet), and what it ends with when its whole schedule is made
-# for 3/4 of the steps. A table on stdout; runs stay in OUT, for "weft report" and "weft compare".
+# Compares two optimizers on the same tokens of one text. Each runs with several learning rates; the one that ends with the lowest
+# validation loss counts. Then it reports after which share of the steps the second optimizer stays below the first one's final
+# validation loss (within the same run, so before its learning rate has decayed), and its final loss when its whole schedule is
+# 3/4 of the steps long. Prints a table; runs stay in OUT, for "weft report" and "weft compare".
 #
 #     bench/optimizers.sh TEXT TOKENIZER                         15M parameters, five rates each: hours on two cores
 #     SIZE=1M STEPS=200 TOKENS=2048 bench/optimizers.sh ...      smaller
 #
-# BUILD, OUT, SIZE (15M, 5M, 1M), STEPS, TOKENS (a step), CONTEXT, FIRST, SECOND (optimizer.kind), FIRST_RATES, SECOND_RATES,
-# MORE (section.key=value words for all runs). A run that is complete is not made again.
+# Variables: BUILD, OUT, SIZE (15M, 5M, 1M), STEPS, TOKENS (per step), CONTEXT, FIRST, SECOND (optimizer.kind), FIRST_RATES,
+# SECOND_RATES, MORE (section.key=value words for all runs). A complete run is not repeated.
 set -eu
 [ $# -eq 2 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 64; }
 text=$1 tokenizer=$2
@@ -37,7 +37,7 @@ validation: {samples: 128}
 checkpoint: {every: 0, last_weights_only: true}
 END
 
-# train NAME STEPS WORD...: a run of its own, once.
+# train NAME STEPS WORD...: trains a run, unless it is already complete.
 train() {
     name=$1 count=$2
     shift 2
@@ -49,11 +49,11 @@ train() {
         { echo "bench: $name failed: $(tail -2 "$out/$name.log")" >&2; exit 1; }
     touch "$out/$name/done"
 }
-# validations NAME: "step loss", in order.
+# validations NAME: prints "step loss" lines, in order.
 validations() { sed -n 's/.*"kind": "validation", "step": \([0-9]*\),.*"loss": \([^,]*\),.*/\1 \2/p' "$out/$1/metrics.jsonl"; }
 last_loss() { validations "$1" | tail -1 | cut -d' ' -f2; }
 
-# sweep KIND RATES: sets best and loss, prints a row a rate.
+# sweep KIND RATES: trains with each rate, prints a row for each, and sets best and loss.
 sweep() {
     best= loss=
     for rate in $2; do

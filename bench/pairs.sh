@@ -1,6 +1,6 @@
 #!/bin/sh
-# Two builds of weft in turn (before, after, after, before, ...), each training the same models on the same meshes, since machines
-# drift: what a change does to tokens/s. The fastest step after the first counts. A table on stdout: the rates of each pair's
+# Measures what a change does to tokens/s: two builds of weft train the same models on the same meshes in turn (before, after,
+# after, before, ...), since machines drift. The fastest step after the first counts. Prints a table: the rates of each pair's
 # fastest steps, the median of the pairs' ratios after/before, and whether the last losses had the same bits.
 #
 #     bench/pairs.sh BEFORE/weft AFTER/weft TEXT TOKENIZER
@@ -17,7 +17,7 @@ if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
     [ "$(id -u)" -ne 0 ] || launcher="$launcher --allow-run-as-root"
 fi
 
-# The model, and as many tokens a step as make steps of a few seconds.
+# model SIZE: sets the model, and the tokens per step so that a step takes a few seconds.
 model() {
     case $1 in
     15M) shape="384 1280 6 6" tokens=4096 steps=6 ;;
@@ -52,7 +52,7 @@ metrics:
 END
 }
 
-# measure WEFT COMPUTE MESH: "tokens/s loss".
+# measure WEFT COMPUTE MESH: prints "tokens/s loss".
 measure() {
     case $3 in
     ddp) mesh="mesh.dp_replicate=2" ;;
@@ -77,7 +77,7 @@ for size in $sizes; do
             round=0
             : >"$work/pairs"
             while [ "$round" -lt "$rounds" ]; do
-                # Turned round each time, so that a machine that grows slower or faster favours neither.
+                # The order alternates, so that a machine that becomes slower or faster favours neither build.
                 if [ $((round % 2)) -eq 0 ]; then
                     a=$(measure "$before" "$compute" "$mesh") b=$(measure "$after" "$compute" "$mesh")
                 else

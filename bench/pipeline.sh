@@ -1,11 +1,11 @@
 #!/bin/sh
-# Pipeline schedules on two ranks of one thread each: the step and the bubble as the simulator has them with measured costs, beside
-# what was measured (metrics.trace). Rounds go through all schedules, since machines drift; the table has medians over all traced
-# steps. A table on stderr; on stdout, for bench/results.json:
+# Pipeline schedules on two ranks with one thread each: compares the step time and the bubble that the simulator predicts from
+# measured costs with the measured ones (metrics.trace). Each round runs all schedules, since machines drift. Prints a table with
+# medians over all traced steps on stderr; on stdout, for bench/results.json:
 #
-#     "pipeline": [a schedule a line]
+#     "pipeline": [one schedule per line]
 #
-# SCHEDULES, LAYERS, WIDTH, CONTEXT, MICROBATCHES, STEPS (traced ones a run) and ROUNDS narrow it down:
+# SCHEDULES, LAYERS, WIDTH, CONTEXT, MICROBATCHES, STEPS (traced steps per run) and ROUNDS make it smaller:
 #
 #     SCHEDULES="1f1b zbv" WIDTH=256 ROUNDS=1 bench/pipeline.sh
 set -eu
@@ -53,7 +53,7 @@ function median(from, n,    i, j, swap, list) {
         for (j = i; j > 1 && list[j] < list[j - 1]; j--) { swap = list[j]; list[j] = list[j - 1]; list[j - 1] = swap }
     return n % 2 ? list[(n + 1) / 2] : (list[n / 2] + list[n / 2 + 1]) / 2
 }
-# The median of one figure of a schedule.
+# Returns the median of one figure of a schedule.
 function figure(name, what,    i, list) {
     for (i = 1; i <= count[name]; i++) list[i] = seen[name, what, i]
     return median(list, count[name])

@@ -1,11 +1,12 @@
 #!/bin/sh
-# Steps on meshes of ranks beside one process with as many threads, measured in pairs (base, layout, base, layout, ...), since
-# machines drift; then the bandwidth of the collectives beside MPI's own. A table on stderr; on stdout, for bench/results.json:
+# Compares steps on meshes of ranks with one process that has as many threads, in pairs (base, layout, base, layout, ...), since
+# machines drift; then the bandwidth of the collectives with that of MPI's own. Prints a table on stderr; on stdout, for
+# bench/results.json:
 #
 #     "ranks": [summaries],  "ranks_runs": [every run],  "collectives": [...]
 #
-# SIZE, CONTEXT, TOKENS (a step), MICROBATCH (sequences), STEPS (of which the fastest counts), ROUNDS (pairs of each layout),
-# LAYOUTS and BANDWIDTH=no narrow it down:
+# SIZE, CONTEXT, TOKENS (per step), MICROBATCH (sequences), STEPS (the fastest counts), ROUNDS (pairs of each layout),
+# LAYOUTS and BANDWIDTH=no make it smaller:
 #
 #     SIZE=5M CONTEXT=256 TOKENS=4096 ROUNDS=1 bench/ranks.sh
 set -eu
@@ -23,7 +24,7 @@ if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
     [ "$(id -u)" -ne 0 ] || launcher="$launcher --allow-run-as-root"
 fi
 
-# Words of the configuration.
+# words LAYOUT: sets the configuration words of a layout.
 words() {
     case $1 in
     base) ;;
@@ -61,7 +62,7 @@ while [ "$round" -lt "$rounds" ]; do
     round=$((round + 1))
 done
 
-# Tokens/s of every layout, best and median, and the ratio to the base run just before it.
+# Prints tokens/s of every layout, best and median, and the ratio to the base run just before it.
 awk '
 function number(key) {
     if (!match($0, "\"" key "\": [^,}]*")) return 0

@@ -1,12 +1,13 @@
 #!/bin/sh
-# What it costs to share matrices (tp 2) and tokens (cp 2): two ranks of one thread beside one process of two, and one process whose sums
-# have 8 leaves (numerics.canonical_tp) beside one without, in pairs as in bench/ranks.sh, whose table it prints for each size. The column to
-# judge by is the second "median": of the ratios to the run just before. (8 leaves need 8 heads: 125M has 12, 125M-16h has 16.)
+# Measures the cost of sharding matrices (tp 2) and tokens (cp 2): two ranks with one thread each, compared with one process with two
+# threads; and of split sums: one process with 8 splits (numerics.canonical_tp), compared with one without. Runs come in pairs as in
+# bench/ranks.sh, whose table it prints for each size. Judge by the second "median": that of the ratios to the run just before. (8 splits
+# need a multiple of 8 heads: 125M has 12, 125M-16h has 16.)
 #
 #     bench/shared.sh
 #     SIZES=50M ROUNDS=5 STEPS=3 bench/shared.sh
 #
-# SIZES, CONTEXT, TOKENS (a step), MICROBATCH (sequences), STEPS (of which the fastest counts), ROUNDS (pairs) and BUILD narrow it down.
+# Variables: SIZES, CONTEXT, TOKENS (per step), MICROBATCH (sequences), STEPS (the fastest counts), ROUNDS (pairs) and BUILD.
 set -eu
 cd "$(dirname "$0")/.."
 : "${CONTEXT:=1024}" "${TOKENS:=8192}" "${MICROBATCH:=2}" "${STEPS:=2}" "${ROUNDS:=5}"

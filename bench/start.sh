@@ -1,16 +1,16 @@
 #!/bin/sh
-# What a run takes besides its steps, from start to finish; a table on stdout, each figure the best of a few rounds:
-#   - tokenizing on one thread; where PEER is a Python that has the package `tokenizers`, that beside it;
-#   - from `weft train` to where the first step of 125M begins, its token cache filled;
-#   - the checkpoint of that, and the same for a run that goes on from it, beside as many bytes written and read by dd (written to the
-#     disk, read from it where the cache of files may be emptied: as root);
+# Measures what a run takes besides its steps. Prints a table; each figure is the best of a few rounds:
+#   - tokenizing on one thread; if PEER is a Python with the package `tokenizers`, that package too, for comparison;
+#   - from `weft train` to the start of the first step of 125M, with a filled token cache;
+#   - that run's checkpoint, and the start of a run that resumes from it, compared with dd writing and reading as many bytes (written to
+#     the disk; read from the disk only if the page cache may be dropped, as root);
 #   - `weft plan` for 16,384 ranks and 1,024 microbatches;
-#   - steps of a model so small that what surrounds its ops is what they take.
+#   - steps of a model so small that the overhead around its ops dominates.
 #
 #     bench/start.sh TEXT TOKENIZER                      runs/demo-data has both after `make demo`
 #     PEER=.venv-peer/bin/python bench/start.sh ...
 #
-# BUILD, OUT (on the disk that is meant), ROUNDS.
+# Variables: BUILD, OUT (on the disk to measure), ROUNDS.
 set -euf
 [ $# -eq 2 ] || { sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 64; }
 text=$1 tokenizer=$2 weft=${BUILD:-build}/weft out=${OUT:-runs/start} rounds=${ROUNDS:-3} here=$(dirname "$0")
@@ -21,14 +21,14 @@ row() { printf '%-60s %s\n' "$1" "$2"; }
 minus() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.3f\n", a - b }'; }
 over() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.2f", a / b }'; }
 quietly() { "$@" >"$said" 2>&1 || { tail -3 "$said" >&2; exit 1; }; }
-# least COMMAND...: the least of the numbers that it prints, of all rounds.
+# least COMMAND...: prints the smallest of the numbers that it prints over all rounds.
 least() { for _ in $(seq "$rounds"); do "$@" || exit 1; done | sort -g | head -1; }
 seconds() {
     began=$(date +%s.%N)
     quietly "$@"
     minus "$(date +%s.%N)" "$began"
 }
-# of KEY WHERE FILE: a number of the last line that has WHERE.
+# of KEY WHERE FILE: prints the number of KEY in the last line that matches WHERE.
 of() { sed -n "/$2/s/.*\"$1\": \([0-9.e+-]*\).*/\1/p" "$out/run/$3" | tail -1; }
 forget_files() { { sync && echo 3 >/proc/sys/vm/drop_caches; } 2>/dev/null || true; }
 
@@ -47,24 +47,24 @@ for document in text:
 print(time.time() - began)
 END
 }
-# train WORD...: 125M on small steps.
+# train WORD...: trains 125M with small steps.
 train() {
     "$weft" train "$out/text.yaml" run.dir="$out/run" checkpoint.every=0 metrics.tensorboard=false metrics.log_freq=1 \
         model.hidden_size=768 model.intermediate_size=2048 model.num_hidden_layers=12 model.num_attention_heads=12 \
         model.num_key_value_heads=12 model.vocab_size=32000 train.context=512 train.microbatch=1 train.tokens_per_step=512 "$@"
 }
-# The seconds until the first step that this process makes begins, which is its last one as well.
+# Prints the seconds until this process begins its first step, which is also its last.
 until_step() {
     began=$(date +%s.%N)
     quietly train "$@"
     minus "$(minus "$(of wall '"train"' metrics.jsonl)" "$(of step_seconds '"train"' metrics.jsonl)")" "$began"
 }
-# Into a directory that is not there: to remove a checkpoint takes its time too.
+# Starts a run in a new directory: removing an old checkpoint would take time too.
 starts() {
     rm -rf "$out/run"
     until_step train.steps=1
 }
-# From a checkpoint that is put back each time.
+# Resumes from a checkpoint, which is restored each time.
 goes_on() {
     rm -rf "$out/run"
     cp -r "$out/kept" "$out/run"

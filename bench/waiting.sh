@@ -1,12 +1,12 @@
 #!/bin/sh
-# How threads wait (docs/lab/performance.md, "Other programs on the same cores"): train and generate at each setting in turn, beside LOAD busy
-# loops, the order turned round each time, since machines drift. A table on stdout: medians of tokens/s, and of the ratios to the first.
+# How threads wait (docs/lab/performance.md, "Other programs on the same cores"): trains and generates with each setting in turn, alongside
+# LOAD busy loops. The order alternates, since machines drift. Prints a table: medians of tokens/s, and of the ratios to the first setting.
 #
 #     bench/waiting.sh BUILD/weft [OTHER/weft]
 #     LOAD=2 SIZES=15M ROUNDS=9 THREADS=2 bench/waiting.sh build/weft
 #
-# Settings: "passive" (OMP_WAIT_POLICY=passive), "usual" (nothing in the environment), "other" (nothing, the other program), and
-# "spin=N" (GOMP_SPINCOUNT=N); SETTINGS names some of them.
+# Settings: "passive" (OMP_WAIT_POLICY=passive), "usual" (no environment variable), "other" (none, the other program), and
+# "spin=N" (GOMP_SPINCOUNT=N). SETTINGS selects some of them.
 set -eu
 [ $# -ge 1 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 64; }
 weft=$1 other=${2:-}
@@ -23,7 +23,7 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-# Words of a small vocabulary, drawn by a fixed rule.
+# Text from a small vocabulary, with a fixed pseudorandom generator.
 awk 'BEGIN { for (i = 0; i < 60000; i++) { x = (x * 1103515245 + 12345) % 2147483648; printf "w%d%s", int(x / 65536) % 997, i % 12 == 11 ? "\n" : " " } }' >"$work/text.txt"
 "$weft" tokenizer train "$work/text.txt" --vocab 1024 --out "$work/tokenizer.json" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
 
@@ -62,7 +62,7 @@ schedule:
 END
 }
 
-# under SETTING WORD...: that program in that environment.
+# under SETTING WORD...: runs the setting's program in the setting's environment.
 under() {
     setting=$1
     shift
@@ -77,7 +77,7 @@ under() {
 
 quietly() { "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }; }
 
-# Of all steps but the first.
+# Prints tokens/s over all steps but the first.
 train() {
     quietly under "$1" train "$work/config.yaml" -q metrics.log_freq=1 checkpoint.every=0
     awk '{ match($0, /"tokens_per_second": *[-+.eE0-9]+/); s = substr($0, RSTART, RLENGTH); sub(/.*: */, "", s)
@@ -88,7 +88,7 @@ generate() {
     sed -n 's/.* s, \([0-9.]*\) tokens\/s.*/\1/p' "$work/log"
 }
 
-# The median of the lines' column N.
+# median N FILE: prints the median of column N.
 median() { awk -v n="$1" '{ print $n }' "$2" | sort -g | awk '{ x[NR] = $1 } END { print NR % 2 ? x[(NR + 1) / 2] : (x[NR / 2] + x[NR / 2 + 1]) / 2 }'; }
 
 i=0

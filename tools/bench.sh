@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the benchmarks and writes bench/results.json: one object with the results of weft, of weft on meshes of ranks
-# (bench/ranks.sh), of pipeline schedules (bench/pipeline.sh) and, with the argument "torch", of PyTorch from PyPI in a venv of its
-# own. SIZES, CONTEXTS and RANKS=no narrow it down.
+# (bench/ranks.sh), of pipeline schedules (bench/pipeline.sh) and, with the argument "torch", of PyTorch from PyPI in a separate
+# venv. SIZES, CONTEXTS and RANKS=no select fewer of them.
 set -eu
 cd "$(dirname "$0")/.."
 build=${BUILD:-build}
@@ -35,7 +35,7 @@ if [ "${RANKS:-yes}" = yes ] && command -v mpirun >/dev/null; then
     BUILD=$build bench/pipeline.sh >"$part.pipeline"
 fi
 
-# Lines of JSON objects to one document.
+# Joins lines of JSON objects into the elements of a list.
 list() { [ ! -s "$1" ] || sed '$!s/$/,/; s/^/    /' "$1"; }
 {
     printf '{\n  "version": "%s",\n  "weft": [\n' "$("$build/weft" --version | head -1)"

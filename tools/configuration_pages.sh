@@ -1,5 +1,5 @@
 #!/bin/bash
-# The reference of the configuration, docs/use/configuration/SECTION.md, from the program's own help: one page for each section.
+# Writes the configuration reference, docs/use/configuration/SECTION.md, from the program's own help: one page for each section.
 #   tools/configuration_pages.sh [DIRECTORY]      (WEFT: the program; default build/weft)
 # tests/program/test_docs.sh compares the pages with what this writes.
 set -euo pipefail
@@ -7,8 +7,9 @@ weft=$(realpath "${WEFT:-$(dirname "$0")/../build/weft}")
 pages=${1:-$(dirname "$0")/../docs/use/configuration}
 mkdir -p "$pages"
 
-# Below "Configuration," a line at column 1 begins a section. A key begins with its section or, inside a list of maps, at six blanks with
-# NAME=; what it takes may go on at six blanks, and its help at column 35. Range, default and resume stand in the last parentheses.
+# After "Configuration,", a line at column 1 begins a section. A key's line begins with its section or, inside a list of maps, with six
+# blanks and NAME=. The key's type may continue at six blanks, and its help text at column 35. The last parentheses hold range, default and
+# effect on resume.
 "$weft" train --help | awk -v pages="$pages" '
     function cell(text) { gsub(/[|]/, "\\|", text); return text }
     function flush(    facts) {

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Text in, trained model out: the King James Bible, a tokenizer trained on it, a small Llama, a passage it wrote.
-# DEMO_OVERRIDES may hold section.key=value words for "weft train", for a shorter run. Where there are two cores two processes
-# train, one a core; DEMO_RANKS (a divisor of 8) says otherwise.
+# The demo: takes the King James Bible, trains a tokenizer and a small Llama on it, and prints a passage that the model wrote.
+# DEMO_OVERRIDES may hold section.key=value words for "weft train", for example for a shorter run. On two or more cores, two
+# processes train, one per core; DEMO_RANKS (a divisor of 8) sets another number.
 set -eu
 cd "$(dirname "$0")/.."
 weft=${BUILD:-build}/weft

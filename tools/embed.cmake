@@ -1,4 +1,4 @@
-# Files as arrays of C, so that the program is one file: cmake -DOUT=... -DROOT=... -P embed.cmake
+# Writes the files of weft watch as C arrays, so that the program is a single file: cmake -DOUT=... -DROOT=... -P embed.cmake
 file(READ ${ROOT}/page.html page HEX)
 file(READ ${ROOT}/watch.css style HEX)
 file(READ ${ROOT}/watch.js script HEX)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# clang-format over all C and C++ files and kernels; --check changes nothing, names the files that would change and fails, as it does for
-# lines of more than 110 columns: comments are laid out by hand. Versions of clang-format differ in details: 14 is the one that counts.
+# Runs clang-format on all C and C++ files and kernels. --check changes nothing: it names the files that would change, and lines of more
+# than 110 columns (comments are wrapped by hand), and fails if there are any. Versions of clang-format differ in details: this tree uses 14.
 set -eu
 cd "$(dirname "$0")/.."
 tool=$(command -v clang-format-14 || command -v clang-format || true)
@@ -21,7 +21,7 @@ wrong=$(sources | while read -r file; do
     "$tool" "$file" | cmp -s - "$file" || echo "  $file"
 done)
 [ -z "$wrong" ] || { echo "format: \"make format\" would change"; echo "$wrong"; exit 1; }
-# Columns are characters: of UTF-8 only first bytes count. What a script has made says so by switching the formatter off.
+# Columns are characters, so only the first byte of a UTF-8 sequence counts. Generated code is exempt: it is where clang-format is off.
 long=$(sources | LC_ALL=C xargs awk '
     FNR == 1 { made = 0 }
     /clang-format off/ { made = 1 }

@@ -1,15 +1,14 @@
 #!/bin/bash
-# README's two commands, `make demo` and `make test`, where nothing is installed: bare Debian 12 and Ubuntu 24.04, made by
-# debootstrap, with git and make and the committed tree. For a maintainer, as root, before a release; about a quarter of an hour
-# for each on two cores.
+# Runs README's two commands, `make demo` and `make test`, on systems where nothing is installed: bare Debian 12 and Ubuntu 24.04
+# from debootstrap, with git, make and the committed tree. For maintainers, as root, before a release. Takes about a quarter of an
+# hour per system on two cores.
 #   tools/fresh.sh [debian] [ubuntu]     both, if none is named
-# FRESH_BRIEF=1 trains the demo for 20 steps and runs a few of the tests: whether the commands work, not whether all holds.
-# FRESH_DIR is where the systems lie while they are used (4 GiB each; default $TMPDIR or /tmp). DEBIAN_MIRROR, UBUNTU_MIRROR: the
-# archives.
-# What a system signs with is found in /usr/share/keyrings. Where Ubuntu's keyring is not packaged, it comes from Ubuntu's archive
-# itself and counts only if it holds the key whose fingerprint stands below.
-# All mounts are made in a namespace of this script's own: they end with it, however it ends. The last line of each system is its
-# verdict; exit status 69 if a system could not be made here, 1 if a command failed in one.
+# FRESH_BRIEF=1 trains the demo for 20 steps and runs a few of the tests: it checks that the commands work, not that all tests pass.
+# FRESH_DIR holds the systems while they are used (4 GiB each; default $TMPDIR or /tmp). DEBIAN_MIRROR, UBUNTU_MIRROR: the archives.
+# A system's archive keys come from /usr/share/keyrings. Where Ubuntu's keyring is not packaged, the script downloads it from Ubuntu's
+# archive and accepts it only if it holds the key with the fingerprint below.
+# All mounts are made in a private namespace and end with the script, however it ends. The last line for each system is its verdict.
+# Exit status: 69 if a system could not be made here, 1 if a command failed in one.
 set -euo pipefail
 
 [ "$(id -u)" -eq 0 ] || { echo "fresh: must be root: it makes systems and enters them" >&2; exit 69; }
@@ -24,7 +23,7 @@ source=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d "${FRESH_DIR:-${TMPDIR:-/tmp}}/weft-fresh-XXXXXX")
 ubuntu_key=F6ECB3762474EDA9D21B7022871920D1991BC93C # Ubuntu Archive Automatic Signing Key (2018)
 
-# Nothing below a mount may be removed: what cannot be unmounted is left, and said.
+# Nothing below a mount may be removed. If something cannot be unmounted, the directory stays, with a message.
 finish() {
     local mounts
     mounts=$(awk -v work="$work/" 'index($2, work) == 1 { print $2 }' /proc/self/mounts | sort -r)
@@ -36,7 +35,7 @@ trap 'exit 130' INT TERM HUP
 
 unreachable() { echo "fresh: $1: NOT TRIED: $2" >&2; return 69; }
 
-# Ubuntu's keyring as a file: of this system, or of the archive, whose key must be the one we know.
+# Prints the path of Ubuntu's keyring: this system's, or one from the archive, which must hold the known key.
 ubuntu_keyring() {
     local packaged=/usr/share/keyrings/ubuntu-archive-keyring.gpg apt="$work/apt"
     [ ! -s $packaged ] || { echo $packaged; return; }
@@ -48,27 +47,27 @@ ubuntu_keyring() {
     (cd "$apt" && apt-get "${options[@]}" update && apt-get "${options[@]}" download ubuntu-keyring) >"$work/keyring.log" 2>&1 ||
         { tail -n 5 "$work/keyring.log" >&2; unreachable ubuntu "$1 does not answer; UBUNTU_MIRROR may name another archive"; return; }
     dpkg-deb -x "$apt"/ubuntu-keyring_*.deb "$apt/package"
-    # Of the keys in it the one that we know by its fingerprint, and no other.
+    # Exports only the key with the known fingerprint.
     GNUPGHOME=$apt gpg --batch --quiet --no-default-keyring --keyring "$apt/package$packaged" --export "$ubuntu_key" \
         >"$apt/key.gpg" 2>/dev/null || true
     [ -s "$apt/key.gpg" ] || { unreachable ubuntu "the keyring of $1 has no key $ubuntu_key"; return; }
     echo "$apt/key.gpg"
 }
 
-# make_system NAME RELEASE MIRROR COMPONENTS KEYRING SCRIPT: the script is debootstrap's for all newer releases of that system, of
-# which an older debootstrap knows no names.
+# make_system NAME RELEASE MIRROR COMPONENTS KEYRING SCRIPT: SCRIPT is the debootstrap script that all newer releases of that system
+# use; an older debootstrap has none under the name of a newer release.
 make_system() {
     local name=$1 release=$2 mirror=$3 root="$work/$1" script=/usr/share/debootstrap/scripts/$6
     echo "=== $name: $release from $mirror"
     debootstrap --variant=minbase --components="$4" --keyring="$5" --include=git,make,ca-certificates \
         "$release" "$root" "$mirror" "$script" >"$work/$name.log" 2>&1 ||
         { tail -n 20 "$work/$name.log" >&2; unreachable "$name" "debootstrap failed, see above"; return; }
-    # Open MPI asks for both. What is tested is what is committed: files that git ignores could hide a missing one.
+    # Open MPI needs both mounts. Only committed files are copied: an ignored file could hide that one is missing from the commit.
     mount -t proc proc "$root/proc" && mount -t tmpfs tmpfs "$root/dev/shm" -o mode=1777 &&
         git -c safe.directory="$source" -C "$source" archive --prefix=root/weft/ HEAD | tar -x -C "$root"
 }
 
-# inside NAME COMMAND...: in the system, with nothing of this environment.
+# inside NAME COMMAND...: runs a command in the system, with none of this environment.
 inside() {
     local root="$work/$1" environment="HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8"
     shift
@@ -85,7 +84,7 @@ commands() {
     fi
 }
 
-# try NAME ...: a system, its commands, its verdict, and away with it.
+# try NAME ...: makes a system, runs the commands in it, prints the verdict, and removes it.
 try() {
     local name=$1 status=0
     make_system "$@" || return
@@ -115,7 +114,7 @@ for system in "$@"; do
     esac
     status=0
     "$system" || status=$?
-    # A command that failed weighs more than a system that could not be made.
+    # A failed command (1) takes precedence over a system that could not be made (69).
     [ "$status" -eq 0 ] || [ "$worst" -eq 1 ] || worst=$status
 done
 exit "$worst"

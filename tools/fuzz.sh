@@ -1,8 +1,8 @@
 #!/bin/bash
 # Runs the fuzz targets under libFuzzer, two at a time, and prints a line for each: executions, coverage, verdict.
 #   tools/fuzz.sh [SECONDS [TARGET...]]     60 seconds for each target
-# SEED=N draws the same inputs again, as far as they go in that time; else each run draws others.
-# Inputs that reach new code gather in BUILD/corpus/TARGET and are where the next run starts; what breaks a target lies in
+# SEED=N draws the same inputs again, as many as fit in that time; without it each run draws different ones.
+# Inputs that reach new code are collected in BUILD/corpus/TARGET, where the next run starts. Inputs that break a target are in
 # BUILD/crashes. Exit status 1 if anything broke.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,7 +25,7 @@ compile() {
     cmake --build "$build" -j "$(nproc)" --target fuzzers
 }
 
-# One target: a line on stdout, the log of a broken one on stderr.
+# Runs one target: prints a line on stdout, and the log on stderr if the target broke.
 fuzz() {
     local name=$1 log="$build/$1.log" verdict=ok runs coverage
     mkdir -p "$build/corpus/$name" "$build/crashes"

@@ -1,31 +1,32 @@
 #!/bin/bash
-# The first hours on a GPU: numbered steps with limits of their own; one that fails does not stop the rest. A line of JSON for each
-# goes to OUT/results.jsonl, with what it measured; what it printed to OUT/NN-NAME.log. The status is the number of steps that failed.
-#   tools/gpu_check.sh [OUT [PART]]     PART: right (results), fast (rates), all (the default); BUILD: the build to take (build), with
-#                                       weft-cuda.so in it; WITHIN: seconds for all steps, beyond which none begins
-#   tools/gpu_check.sh pack DIR         DIR: script, programs, plugins and libraries, to be carried to a machine that has nothing but a driver
-#   tools/gpu_check.sh pack FILE.tar.gz and CUDA's libraries (also those of Python packages): there, DIR/tools/gpu_check.sh
-# A dry run, on a CPU, all steps but those of compute-sanitizer; its figures mean nothing:
+# Checks weft on a new GPU machine, in numbered steps, each with its own time limit. A failed step does not stop the rest. Each step
+# writes a line of JSON with its measurements to OUT/results.jsonl, and its output to OUT/NN-NAME.log. The exit status is the number of
+# failed steps.
+#   tools/gpu_check.sh [OUT [PART]]     PART: right (correctness), fast (rates), all (the default); BUILD: the build directory (build), with
+#                                       weft-cuda.so in it; WITHIN: seconds for all steps, after which no step begins
+#   tools/gpu_check.sh pack DIR         writes script, programs, plugins and libraries to DIR, for a machine that has only a driver and
+#   tools/gpu_check.sh pack FILE.tar.gz CUDA's libraries (those of Python packages will do). Run DIR/tools/gpu_check.sh there.
+# A dry run on a CPU: all steps but those of compute-sanitizer. Its figures mean nothing:
 #   TEST_BRIEF=1 WEFT_SIM_DEVICES=2 WEFT_CUDA=$PWD/build/weft-cuda-sim.so tools/gpu_check.sh
-# Needs what is in BUILD, this tree, and awk.
+# Needs the programs in BUILD, this tree, and awk.
 set -u
 here=$(dirname "$(realpath "$0")")/..
 root=$(realpath "$here")
 programs="weft golden test_ops test_slices test_queue test_engine bench_attention bench_ops bench_train"
-plugins="weft-cuda.so weft-cuda-sim.so" # and a simulation, for a dry run on the spot
+plugins="weft-cuda.so weft-cuda-sim.so" # and the simulation, for a dry run on that machine
 
 # ---- packing ----
 
-# What every machine has that runs Linux, and what comes with CUDA.
+# Libraries that are not packed: every Linux machine has them, or they come with CUDA.
 elsewhere='^(linux-vdso|ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv|libutil|libcuda|libcudart|libcublas|libcublasLt|libnccl)\.so'
-# Parts of Open MPI for networks, batch systems and another interface, which are not used; they bring a dozen libraries with them.
+# Open MPI plugins for networks, batch systems and OpenSHMEM. They are not used here, and depend on a dozen more libraries.
 unused='_(ucx|ofi|openib|psm|psm2|monitoring|flux|slurm|gridengine|jsm)\.so$|/mca_(scoll|spml|sshmem|memheap|atomic)_'
 
 fail() { echo "gpu_check: $*" >&2; exit 69; }
-# libraries_of FILE...: paths, each once.
+# libraries_of FILE...: prints the paths of the libraries that the files need, each once.
 libraries_of() { ldd "$@" 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u; }
 
-# Open MPI where it was installed to, below another prefix: OPAL_PREFIX says so.
+# Packs Open MPI in its installed layout, below another prefix, which OPAL_PREFIX names at run time.
 pack_mpi() {
     local to=$1 prefix parts part
     prefix=$(ompi_info --path prefix 2>/dev/null | awk '{ print $NF; exit }')
@@ -81,7 +82,7 @@ fi
 
 # ---- unpacked ----
 
-# found NAME: the directory of a library of CUDA, of an installation or of Python packages; nothing where the loader finds it by itself.
+# found NAME: prints the directory of a CUDA library, in an installation or in Python packages; prints nothing if the loader finds it anyway.
 found() {
     local directory
     ! ldconfig -p 2>/dev/null | grep -q "[[:blank:]]$1 " || return 0
@@ -109,7 +110,7 @@ if [ -e "$root/lib/of-cuda" ]; then
     export LD_LIBRARY_PATH=$libraries${own_libraries:+:$own_libraries}
     if [ -d "$root/mpi" ]; then
         mpi=$root/mpi/bin/mpirun
-        export OPAL_PREFIX=$root/mpi OMPI_MCA_plm=isolated PMIX_MCA_pcompress_base_silence_warning=1 # no ssh is looked for, nor a part of PMIx
+        export OPAL_PREFIX=$root/mpi OMPI_MCA_plm=isolated PMIX_MCA_pcompress_base_silence_warning=1 # looks for neither ssh nor PMIx's compression plugin
     fi
 fi
 
@@ -132,7 +133,7 @@ skip() {
     number=$((number + 1))
     tell "$1" "\"skipped\": \"$2\""
 }
-# step SECONDS NAME COMMAND...: a last line that is a JSON object, or a log that is one, is its result.
+# step SECONDS NAME COMMAND...: runs a step. If the last line of its output, or the whole output, is a JSON object, that is its result.
 step() {
     local limit=$1 name=$2 log status=0 begun=$SECONDS result left=$((${WITHIN:-100000} - SECONDS))
     shift 2
@@ -161,14 +162,14 @@ checkpoint: {every: $((steps / 2))}
 metrics: {log_freq: 1, tensorboard: false}
 END
 
-# For steps, which run in shells of their own.
+# Functions for the steps, which run in separate shells.
 go_on() { local dir=$1; shift; "$build/weft" train "$out/run.yaml" run.dir="$out/$dir" "$@"; }
 train() { go_on "$@" run.overwrite=true; }
 ranks() {
     local dir=$1 words= status=0
     shift
     ! "$mpi" --version 2>/dev/null | grep -q 'Open MPI' || words="--allow-run-as-root --oversubscribe --bind-to none"
-    export OMPI_MCA_orte_tmpdir_base # a job that ends removes a directory that others share
+    export OMPI_MCA_orte_tmpdir_base # a separate session directory: a job that ends removes a shared one under the others
     OMPI_MCA_orte_tmpdir_base=$(mktemp -d)
     # shellcheck disable=SC2086
     "$mpi" $words -n 2 "$build/weft" train "$out/run.yaml" run.dir="$out/$dir" run.overwrite=true run.device=cuda "$@" || status=$?
@@ -177,20 +178,21 @@ ranks() {
 }
 curve() { sed -n 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' "$out/$1/metrics.jsonl"; }
 same() { [ "$(curve "$1" | wc -l)" -eq $steps ] && diff <(curve "$1") <(curve "$2"); }
-# near A B LIMIT: losses that differ by less than the limit, as a share.
+# near A B LIMIT: true if two losses differ by less than LIMIT, relatively.
 near() {
     [ -n "$(curve "$1")" ] && paste -d' ' <(curve "$1") <(curve "$2") |
         awk -v limit="$3" '{ d = $2 / $5 - 1; print; if (d > limit || d < -limit) bad = 1 } END { exit bad }'
 }
 value() { sed -n "s/.*\"$1\": \([^,}]*\).*/\1/p"; } # MEMBER
-# evaluated: the loss of a checkpoint on a text, on the GPU and on the CPU.
+# evaluated: prints the loss of a checkpoint on a text, on the GPU and on the CPU.
 evaluated() {
     local kind
     for kind in cuda cpu; do
         "$build/weft" eval "$out/gpu-fp32" "$out/short.txt" --context 32 --device $kind --compute fp32 --json | value loss
     done | awk '{ print; loss[NR] = $1 } END { exit !(NR == 2 && loss[1] > 0 && loss[1] / loss[2] < 1 + 1e-5 && loss[1] / loss[2] > 1 - 1e-5) }'
 }
-# unchanged: pools are taken once, as planned, and nothing else grows: behind the last step as much memory is free as behind the first.
+# unchanged: checks that pools are allocated once, as planned, and that nothing else grows: as much memory is free after the last step as
+# after the first.
 unchanged() {
     local made journal=$out/gpu-bf16/journal.jsonl
     grep '"memory"' "$journal"
@@ -205,12 +207,12 @@ export -f train go_on ranks curve same near value evaluated unchanged
 [ ! -e "$root/lib/of-cuda" ] || tell libraries "\"path\": \"$LD_LIBRARY_PATH\""
 step 120 doctor "$build/weft" doctor --json ${brief:+--seconds 0.01} # driver, libraries, memory, peaks, copies
 ! command -v nvidia-smi >/dev/null || step 30 smi nvidia-smi -q
-# Orders of a GPU are its own: nobody draws those that show mistakes.
+# On a real GPU the hardware decides the order of execution: no test can draw the orders that expose mistakes.
 grep -q 'simulated GPU' "$out"/*-doctor.log || export TEST_REAL=1
 
 right() {
     local golden type limit tool
-    # Each op against the CPU's reference, on tensors in pinned memory, which both reach.
+    # Compares each op with the CPU's reference, on tensors in pinned memory, which both can access.
     step 600 ops "$build/test_ops" cuda ${brief:+test_rope}
     if [ -z "$brief" ]; then
         step 600 slices "$build/test_slices" cuda
@@ -243,7 +245,7 @@ right() {
     step 120 eval bash -c evaluated
     step 120 generate "$build/weft" generate "$out/gpu-bf16" --device cuda --prompt light --tokens 20 --temperature 0
     if command -v "$mpi" >/dev/null; then
-        # Over wires where there are two GPUs and NCCL, else through the host, as the log says.
+        # Over NCCL where there are two GPUs and NCCL is installed, else staged through the host; the log reports which.
         step 300 relay env WEFT_NCCL=none bash -c "ranks relay mesh.dp_shard=2 train.compute=bf16"
         step 300 wires bash -c "ranks wires mesh.dp_shard=2 train.compute=bf16 && same wires relay"
         step 300 stages bash -c "ranks stages mesh.pp=2 train.compute=bf16 && same stages gpu-bf16"
@@ -258,14 +260,14 @@ right() {
     fi
 }
 
-# The interpreter that has PyTorch with a GPU; its libraries are its own.
+# Runs the Python interpreter that has PyTorch for GPUs, with its own libraries.
 peer() { LD_LIBRARY_PATH=$own_libraries "${PYTHON:-python3}" "$@"; }
 export own_libraries
 export -f peer
 
 fast() {
     local size tokens sizes=(125M 1B) words=(--context 4096 --step-tokens 131072 --steps 4)
-    # TFLOP/s of attention, and the share of cuDNN's as it is published; GB/s and TFLOP/s of ops.
+    # TFLOP/s of attention, also relative to cuDNN's published figure; GB/s and TFLOP/s of ops.
     if [ -z "$brief" ]; then
         step 300 attention "$build/bench_attention" cuda
         step 300 rates "$build/bench_ops" cuda 0 bf16 16384
@@ -274,7 +276,7 @@ fast() {
         step 300 attention "$build/bench_attention" cuda 16 8
         step 300 rates "$build/bench_ops" cuda 0 bf16 64 4
     fi
-    # A step, and what share it is of the products' peak here and of the data sheet's; then PyTorch's on the same GPU.
+    # A training step, as a fraction of the matrix-product peak measured here and of the data sheet's; then PyTorch's on the same GPU.
     for size in "${sizes[@]}"; do
         step 300 "train-$size" "$build/bench_train" --size "$size" "${words[@]}" --compute bf16 --device cuda --profile
         if peer -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Tests against the programs of others: their Python packages, in a venv of its own, and a browser. `make interop` runs it. Here a test that
-# is skipped has not tested anything: it is named at the end, with its reason, and the status is 69.
+# Runs the tests with other projects' programs: Python packages, in a separate venv, and a browser. `make interop` runs this script. Unlike
+# elsewhere, a skipped test counts as a failure: skipped tests are listed at the end with their reasons, and the exit status is 69.
 #   BUILD=build PYTHON=python3 tools/interop.sh
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -16,7 +16,7 @@ trap 'rm -f "$log"' EXIT
 WEFT_PYTHON=$venv/bin/python ctest --test-dir "$build" -L interop --verbose 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 
-# What ctest counts as skipped, and what a test has left out by itself: `skipped: ...`, `... is skipped`, cmocka's [ SKIPPED ].
+# Tests that ctest reports as skipped, and parts that a test skipped itself: `skipped: ...`, `... is skipped`, cmocka's [ SKIPPED ].
 left_out=$(grep -E '\*\*\*Skipped|\(Skipped\)|^[0-9]+: (.*is )?skipped|^[0-9]+: \[ *SKIPPED *\]' "$log")
 if [ -n "$left_out" ]; then
     printf '\nNOT TESTED, since something is missing here:\n%s\n' "$left_out" >&2

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The King James Bible, from Debian's bible-kjv, on stdout: the name of each chapter, then its verses run together into paragraphs
-# of a few sentences, a line each, as in any printed book. An empty line parts the chapters.
+# Prints the King James Bible from Debian's bible-kjv: the name of each chapter, then its verses joined into paragraphs of a few
+# sentences, one per line, as in a printed book. An empty line separates chapters.
 set -eu
 command -v bible >/dev/null || { echo "kjv: the packages bible-kjv and bible-kjv-text are needed" >&2; exit 69; }
 bible -f 'gen1:1-rev22:21' | LC_ALL=C awk '

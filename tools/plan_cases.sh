@@ -1,20 +1,20 @@
 #!/bin/bash
-# Published runs of other trainers beside what weft plans for them: `make plan-cases`, docs/lab/published-runs.md.
+# Compares published runs of other trainers with weft's plans for them: `make plan-cases`, docs/lab/published-runs.md.
 #
-# Each run is planned as weft would run it (bf16, its own memory and schedules) on stated hardware; where the trainer did what
-# weft does not (float8, asynchronous tp, partial sums in bf16), the hardware says so. Memory is what weft plans, and what the
-# framework took beside it where that is known: whole logits.
+# Each run is planned as weft would run it (bf16, weft's memory and schedules) on the stated hardware. Where the trainer used
+# something that weft lacks (float8, asynchronous TP, partial sums in bf16), the hardware description models it. The table has the
+# memory that weft plans, and that memory plus the framework's unsharded logits where those are known.
 set -euo pipefail
 weft=${WEFT:-build/weft}
 configs=$(dirname "$0")/../configs
 directory=$(mktemp -d)
 trap 'rm -rf "$directory"' EXIT
 
-# machine NAME LINES...: a file of figures; what it does not say is h100's.
+# machine NAME LINES...: writes a hardware file; figures that it does not set are those of h100.
 machine() { printf '%s\n' "${@:2}" >"$directory/$1.yaml"; }
-# TorchTitan's hosts: H100 with 96 GB of HBM2e at 2.4 TB/s and a limit of 500 W. The shares are fitted to three of their runs, which
-# are marked: products in bf16 and float8 to 8B on 8 ranks, attention to its first run with a long context. What asynchronous tp
-# hides is from their two pairs of runs with and without it.
+# TorchTitan's hosts: H100 with 96 GB of HBM2e at 2.4 TB/s and a limit of 500 W. The shares of peak are fitted to three of their runs,
+# which are marked: products in bf16 and float8 to 8B on 8 ranks, attention to the first run with a long context. The share that
+# asynchronous TP hides comes from their two pairs of runs with and without it.
 slow='compute: {share: 0.47, float8_share: 0.34, attention_share: 0.24, float8: %s}'
 memory='memory: {gib: 95, gb_per_s: 2400}'
 links='links: {narrow_sums: true, hidden_share: %s}'
@@ -22,14 +22,15 @@ machine bf16 "${slow/\%s/false}" "$memory" "${links/\%s/0}"
 machine bf16-async "${slow/\%s/false}" "$memory" "${links/\%s/0.45}"
 machine float8 "${slow/\%s/true}" "$memory" "${links/\%s/0}"
 machine float8-async "${slow/\%s/true}" "$memory" "${links/\%s/0.45}"
-# H100 at 700 W, as h100 but for what others do. The share of h100 was set with row 6's first run in sight.
+# H100 at 700 W: as h100, except for what the other trainers do differently. The share of h100 was chosen knowing the first run of row 6.
 machine h100 "${links/\%s/0}"
 machine h100-float8 'compute: {float8: true}' "${links/\%s/0.45}"
 
 
 shown=0
-# run ROW NAME MODEL RANKS MACHINE TOKENS GIB ROWS TP WORDS...: published tokens/s of a rank and GiB (- where there is none); ROWS of
-# whole logits that the framework held, over TP ranks, at 12 bytes each: bf16, fp32, and the gradients of both.
+# run ROW NAME MODEL RANKS MACHINE TOKENS GIB ROWS TP WORDS...: plans a run and prints a row. TOKENS and GIB: the published tokens/s and
+# GiB of a rank (- where there is none). ROWS: rows of full logits that the framework held, sharded over TP ranks, at 12 bytes per logit:
+# bf16, fp32, and the gradients of both.
 run() {
     local row=$1 name=$2 model=$3 ranks=$4 machine=$5 tokens=$6 memory=$7 rows=$8 tp=$9 planned used
     "$weft" plan "$configs/$model.yaml" -n "$ranks" train.compute=bf16 --hardware "$directory/$machine.yaml" "${@:10}" >"$directory/out" 2>"$directory/err" ||
@@ -46,7 +47,7 @@ run() {
                 (logits > 0) ? sprintf("%.1f", gib + logits) : "-", off(gib + logits, memory)
         }'
 }
-# step SEQUENCES CONTEXT RANKS: tokens of a step of so many sequences on each of so many data-parallel ranks.
+# step SEQUENCES CONTEXT RANKS: prints the keys for steps of SEQUENCES sequences of CONTEXT tokens on each of RANKS data-parallel ranks.
 step() { echo "train.context=$2 train.tokens_per_step=$(($1 * $2 * $3)) model.max_position_embeddings=$(($2 > 131072 ? $2 : 131072))"; }
 
 # Words of `step` are several arguments.
@@ -72,7 +73,7 @@ step() { echo "train.context=$2 train.tokens_per_step=$(($1 * $2 * $3)) model.ma
     run 5 "TorchTitan 70B, 256 ranks, tp 8, bf16, async tp" llama3-70b 256 bf16-async 652 - 0 8 $(step 16 8192 32) $big
     run 5 "TorchTitan 8B, 64 ranks, tp 8, bf16" llama3-8b 64 bf16 4378 - 0 8 $(step 12 8192 8) mesh.tp=8 train.microbatch=12 train.recompute=selective
     run 5 "TorchTitan 8B, 64 ranks, tp 8, bf16, async tp" llama3-8b 64 bf16-async 4809 - 0 8 $(step 12 8192 8) mesh.tp=8 train.microbatch=12 train.recompute=selective
-    # 430, 400 and 380 TFLOP/s of a rank at 2.52 TFLOP a token of 8,192, and 4.05 of 131,072: 6 N and causal attention.
+    # 430, 400 and 380 TFLOP/s per rank, at 2.52 TFLOP per token for context 8,192 and 4.05 for 131,072: 6 N plus causal attention.
     meta="mesh.tp=8 mesh.pp=16 train.microbatch=1 train.recompute=none pipeline.schedule=interleaved_1f1b pipeline.stages_per_rank=8"
     run 6 "Llama 3 405B, 8,192 ranks, tp 8 pp 16" llama3-405b 8192 h100 171 - 0 8 $(step 32 8192 64) $meta
     run 6 "Llama 3 405B, 16,384 ranks, tp 8 pp 16" llama3-405b 16384 h100 159 - 0 8 $(step 16 8192 128) $meta

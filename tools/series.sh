@@ -1,12 +1,12 @@
 #!/bin/bash
-# All tests once with each kind of kernel that this processor runs, then with its own choice until RUNS (10) are made, one run after
-# the other, with a busy loop on each core beside: `make series`. The first failure ends it. Hours: on two cores with AMX a run takes some 23
-# minutes so, where it takes 4 alone.
+# `make series`: runs all tests once with each kind of kernel that this processor can run, then with the default kind until RUNS (10) runs
+# are complete. The runs follow each other, with a busy loop on each core alongside. The first failure ends the series. It takes hours: on
+# two cores with AMX a run takes some 23 minutes, compared with 4 without the busy loops.
 #   BUILD=dir  JOBS=tests at a time  RUNS=10
 set -euo pipefail
 build=${BUILD:-build} jobs=${JOBS:-$((3 * $(nproc)))} runs=${RUNS:-10}
 
-# The program names its kinds where it refuses another; a kind may want what this processor lacks.
+# The program lists its kinds of kernels in the error for an unknown one. A kind may need instructions that this processor lacks.
 kinds=()
 for kind in $(WEFT_CPU=none "$build/weft" doctor 2>&1 | sed -n 's/.*expected one of \([a-z0-9_|]*\).*/\1/p' | tr '|' ' '); do
     WEFT_CPU=$kind "$build/weft" doctor >/dev/null 2>&1 && kinds+=("$kind") || echo "$kind is not for this processor"

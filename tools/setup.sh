@@ -1,11 +1,11 @@
 #!/bin/sh
 # Installs the Debian or Ubuntu packages that are missing, for each purpose named: build, test, demo, bench, interop, ci,
 # cluster, mpich.
-#   tools/setup.sh build test      installs, after saying what
-#   tools/setup.sh --check build   installs nothing: says what is missing
+#   tools/setup.sh build test      prints the missing packages and installs them
+#   tools/setup.sh --check build   only prints the missing packages
 set -eu
 
-# Ubuntu's package of that name installs a snap, which keeps programs from reading a browser's descriptors.
+# Ubuntu's chromium package installs a snap, whose confinement keeps programs from reading the browser's file descriptors.
 browser() { grep -qs '^ID=ubuntu' /etc/os-release || echo chromium; }
 packages() {
     case $1 in
@@ -52,6 +52,6 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 echo "Installing packages:$missing"
 apt_get() { $as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@"; }
-# Lists may be absent (fresh container) or stale (the mirror has moved on): both show as a failed installation.
+# Package lists may be absent (fresh container) or stale (the mirror has newer packages): in both cases the installation fails.
 # shellcheck disable=SC2086
 apt_get install --no-install-recommends $missing || { apt_get update; apt_get install --no-install-recommends $missing; }

@@ -1,9 +1,9 @@
 #!/bin/bash
-# Several hosts for real: network namespaces with a name, an address and an sshd each, joined by a switch, Open MPI between them by ssh.
-# A maintainer runs it as root (make cluster, which installs what it needs).
-#   the same bits as on one host; a link that is cut in a step; going on from there; a slow link against weft plan --link.
-# Two verdicts hang on seconds: how soon all ranks have ended after a cut (END_LIMIT_S, twice comm.watchdog_s), and what a step over the slow
-# link takes beside what was planned (RATIO_LIMITS, of measured to planned). On a machine that is busy with other work they may be widened.
+# Tests several hosts: network namespaces, each with a name, an address and an sshd, joined by a switch. Open MPI starts ranks on them by
+# ssh. For maintainers, as root (make cluster, which installs what it needs).
+#   Checks: the same bits as on one host; a link that is cut in a step, and resuming after it; a slow link, compared with weft plan --link.
+# Two verdicts depend on time: how soon all ranks have ended after a cut (END_LIMIT_S, twice comm.watchdog_s), and the ratio of measured to
+# planned step time over the slow link (RATIO_LIMITS). On a machine that is busy with other work, widen them.
 . "$(dirname "$0")/../support/prelude.sh"
 PATH=$PATH:/usr/sbin:/sbin
 [ "$(id -u)" -eq 0 ] || { echo "hosts are network namespaces, which only root can make: left out"; exit 77; }
@@ -11,7 +11,7 @@ for program in ip tc sshd ssh-keygen mpirun unshare nsenter; do
     command -v "$program" >/dev/null || { echo "$program is missing: tools/setup.sh cluster"; exit 77; }
 done
 "$weft" --version | grep -q 'Open MPI' || { echo "this weft was not built with Open MPI: left out"; exit 77; }
-# Who must be able to read what: every host sees the same files.
+# All hosts use the files in this directory, so everyone must be able to read it.
 chmod 755 "$directory"
 
 # ---- hosts ----
@@ -52,7 +52,7 @@ Host *
     UserKnownHostsFile /dev/null
     LogLevel ERROR
 END
-# A host has its own network, name, shared memory and list of hosts; files and processes are everyone's.
+# A host has its own network, name, shared memory and /etc/hosts; all hosts share files and processes.
 make_host() { # NAME ADDRESS
     local ns=$tag-$1
     ip netns add "$ns"
@@ -72,7 +72,7 @@ for i in "${!names[@]}"; do make_host "${names[$i]}" "10.77.0.$((i + 1))"; done
 reaches() { on "$1" ssh -F "$directory/ssh.conf" -o ConnectTimeout=2 "$2" true 2>/dev/null; }
 for name in b c; do await reaches a "$name"; done
 
-# across HOSTS WORD...: weft train, started on host a by mpirun, one rank a host. What each rank says lies in said/.
+# across HOSTS WORD...: runs weft train with mpirun on host a; HOSTS is host:ranks,... The output of each rank is in said/.
 across() {
     local hosts=$1
     shift
@@ -121,12 +121,12 @@ await none_left
 ended=$((($(date +%s%N) - begun) / 1000000)) limit=${END_LIMIT_S:-10}
 echo "all ranks have ended $ended ms after the cut; comm.watchdog_s is 5"
 [ "$ended" -le $((1000 * limit)) ] || fail "all ranks have ended $ended ms after the cut: later than $limit s"
-# What rank 0 and rank 1 last said, each on its own host.
+# The last messages of rank 0 and rank 1, each on its own host, name the other rank.
 for rank in 0 1; do
     said "$rank" | grep -q "rank $((1 - rank))" || fail "rank $rank does not name the other: $(said "$rank" | tail -n 4)"
     said "$rank" | grep "rank $((1 - rank))" | tail -1 | sed "s/^/rank $rank said: /"
 done
-# mpirun itself waits for its daemon on the other host, for minutes if need be; that is Open MPI's.
+# mpirun itself waits for its daemon on the other host, possibly for minutes; weft cannot change that.
 ip -n "$tag-switch" link set port-b up
 await is_gone "$launcher"
 wait "$launcher"
@@ -146,7 +146,7 @@ limit_links() { # VERB RATE
     for name in a b; do tc -n "$tag-$name" qdisc "$1" dev eth0 root handle 1: tbf rate "$2" burst 256kb latency 400ms 2>err || return 1; done
 }
 pipeline="mesh.pp=2 train.context=256 train.microbatch=8 train.tokens_per_step=16384 train.steps=24 train.numerics=fast checkpoint.every=0"
-# The speed of a rank: from a step over the same hosts, whose link is as fast as this machine.
+# The speed of a rank comes from a step on the same hosts without a limit on their link.
 # shellcheck disable=SC2086
 across a:1,b:1 run.yaml run.dir=fast $pipeline >out 2>err || fail "pipeline over two hosts: $(tail -3 err)"
 limit_links add 1gbit ||
@@ -155,7 +155,7 @@ for name in a b; do
     tc -n "$tag-$name" qdisc add dev eth0 parent 1:1 netem delay 2.5ms limit 20000 2>err && delay=5 ||
         echo "tc cannot delay here ($(cat err)): the slow link of host $name has its rate and no delay"
 done
-# The fastest step: others have waited for other work of the machine.
+# The fastest step counts: slower ones waited for other work on the machine.
 fastest() { sed -n 's/.*"kind": "train",.*"step_seconds": \([^,]*\),.*/\1/p' "$1/metrics.jsonl" | sort -g | head -1; }
 makespan() { sed -n 's/^makespan \([0-9.]*\) .*/\1/p' out; }
 # shellcheck disable=SC2086
@@ -169,7 +169,7 @@ for rate in 1G 100M; do
     # shellcheck disable=SC2086
     across a:1,b:1 run.yaml run.dir="slow$rate" $pipeline >out 2>err || fail "pipeline over $rate bit/s: $(tail -3 err)"
     [ "$(digest "slow$rate")" = "$(digest fast)" ] || fail "other bits over $rate bit/s"
-    # A message is on its way for half of a round trip.
+    # The latency of a message is half a round trip.
     plan --tflops "$tflops" --link "${rate}bit/s${delay:+,2.5ms}"
     planned=$(makespan) measured=$(fastest "slow$rate")
     ratio=$(awk -v a="$measured" -v b="$planned" 'BEGIN { printf "%.2f", a / b }')

@@ -1,7 +1,8 @@
 #!/bin/bash
-# weft slurm on a real Slurm: a controller, four nodes and munge of its own, all on this machine, for the time of the test. A maintainer
-# runs it (make cluster, which installs what it needs); it takes some ten minutes, most of which Slurm waits.
-#   started by srun, bound; queued again by the signal before the limit; a node that dies; fewer nodes; a sweep; what is not started again.
+# Tests weft slurm with a real Slurm: a private controller, four nodes and munge on this machine, for the time of the test. For maintainers
+# (make cluster, which installs what it needs). Takes some ten minutes, most of which Slurm waits.
+#   Checks: ranks started by srun and bound; requeueing by the signal before the time limit; a node that dies; fewer nodes; a sweep; jobs
+#   that must not be requeued.
 . "$(dirname "$0")/../support/prelude.sh"
 PATH=$PATH:/usr/sbin:/sbin
 for program in munged slurmctld slurmd sbatch srun scontrol; do
@@ -23,7 +24,7 @@ SlurmctldHost=$host(127.0.0.1)
 SlurmUser=$user
 SlurmdUser=$user
 AuthType=auth/munge
-# cred_expire is also how long a job that is queued again waits: 120 s where nothing is said.
+# cred_expire is also how long a requeued job waits; its default is 120 s.
 AuthInfo=socket=$directory/munge/socket,cred_expire=5
 CredType=cred/munge
 SlurmctldPort=$port
@@ -49,7 +50,7 @@ NodeName=node[1-4] NodeHostname=$host NodeAddr=127.0.0.1 Port=[$((port + 1))-$((
 PartitionName=all Nodes=ALL Default=YES MaxTime=60 OverSubscribe=NO State=UP
 END
 
-# The nodes share a name and /dev/shm, where Open MPI would give segments of ranks on different nodes the same name.
+# The nodes share a hostname and /dev/shm, where Open MPI would give shared-memory segments of ranks on different nodes the same name.
 export OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo
 
 node_pids=()
@@ -59,12 +60,13 @@ start_node() { # N
     node_pids[$1]=$!
     disown
 }
-# tree PID: it and its descendants.
+# tree PID: prints the process and its descendants.
 tree() { local child; echo "$1"; for child in $(pgrep -P "$1"); do tree "$child"; done; }
-# Steps of this cluster, and of those the ones of node N: by what they run.
+# steps: prints the slurmstepd processes of this cluster; is_on N PID: true if the process or a descendant belongs to node N. Both read the
+# processes' environments.
 steps() { for pid in $(pgrep -x slurmstepd); do tr '\0' '\n' <"/proc/$pid/environ" | grep -qxF "SLURM_CONF=$SLURM_CONF" && echo "$pid"; done 2>/dev/null; }
 is_on() { for pid in $(tree "$2"); do tr '\0' '\n' <"/proc/$pid/environ" | grep -qx "SLURMD_NODENAME=node$1" && return; done 2>/dev/null; return 1; }
-# Everything that node N runs: its daemon, and the steps that this one has started.
+# Kills everything that node N runs: its daemon, and the steps that the daemon started.
 kill_node() {
     local pids step
     pids=$(tree "${node_pids[$1]}")
@@ -94,7 +96,7 @@ field() { scontrol show job "$1" -o 2>/dev/null | tr ' ' '\n' | sed -n "s/^$2=//
 state_is() { [ "$(field "$1" JobState)" = "$2" ]; }
 is_over() { case $(field "$1" JobState) in COMPLETED | FAILED | CANCELLED | TIMEOUT | NODE_FAIL) true ;; *) false ;; esac; }
 restarted() { [ "$(field "$1" Restarts)" -ge "$2" ]; }
-# submit WORD...: weft slurm WORD... --submit; the job's number is in $job.
+# submit WORD...: runs weft slurm WORD... --submit and sets $job to the job's number.
 submit() {
     "$weft" slurm "$@" --submit >out 2>err || { fail "weft slurm $*: $(cat err)"; job=0; return 1; }
     job=$(sed -n 's/^Submitted batch job //p' out)
@@ -116,7 +118,7 @@ metrics: {log_freq: 1, tensorboard: false}
 comm: {watchdog_s: 20}
 run: {threads: 1}
 END
-# The same run without Slurm, up to the step that a run under Slurm has come to: every bit must be that one's.
+# Repeats a run without Slurm, up to the last step of the run under Slurm; all bits must be equal.
 same_as_alone() { # DIR
     local steps
     steps=$(steps_of "$1")
@@ -138,8 +140,8 @@ state_is "$job" COMPLETED || { fail "the job is $(field "$job" JobState)"; tell 
 grep -qx 0 bound && grep -qx 1 bound && ! grep -q '[-,]' bound || fail "ranks are not bound to a core each: $(tr '\n' ' ' <bound)"
 same_as_alone plain
 
-# Slurm looks every 30 s, and may be 60 s early: the run has 15 s at least, each time.
-echo "== the time limit: 2 minutes, of which it is told 45 to 105 s before the end"
+# Slurm checks every 30 s, and its signal may come 60 s early: each attempt has at least 15 s.
+echo "== the time limit: 2 minutes, with the signal 45 to 105 s before the end"
 submit run.yaml -N 2 run.dir=limited --time 2 --lead 45
 await restarted "$job" 1
 await has_event limited resumed 1 || tell limited limited
@@ -197,12 +199,12 @@ done
 "$weft" compare sweep/*/ >out 2>err
 [ $? -eq 1 ] && grep -q 'optimizer.lr' out && grep -q 'optimizer.clip' out || fail "weft compare of the sweep: $(head -c 600 out)"
 
-echo "== what is not started again"
+echo "== jobs that must not be requeued"
 cp run.yaml wrong.yaml
 submit wrong.yaml -N 1 run.dir=wrong
 echo 'optimizer: {lr: fast}' >>wrong.yaml
 await is_over "$job"
-# Slurm may have been quicker than this test.
+# Slurm may have ended the job before this check.
 if [ ! -e wrong/metrics.jsonl ]; then
     [ "$(field "$job" ExitCode)" = 78:0 ] && [ "$(field "$job" Restarts)" -eq 0 ] ||
         fail "a wrong configuration: $(field "$job" ExitCode), $(field "$job" Restarts) restarts"

@@ -1,9 +1,10 @@
 #!/bin/bash
-# The checks of GPU kernels without a GPU can fail: each mutant of the plugin's sources is found by a test. Compiling takes most of the time.
+# Proves that the checks of GPU kernels that run without a GPU can fail: each mutant of the plugin's sources must fail a test. Most of the
+# time goes into compiling.
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$0")/plugin.sh"
 
-# mutant NAME FILE SED WORD...: with FILE changed by SED, the test WORD... fails.
+# mutant NAME FILE SED WORD...: with FILE changed by SED, the test WORD... must fail.
 mutant() {
     local name=$1
     mine || return 0
@@ -11,7 +12,7 @@ mutant() {
     shift 3
     ! WEFT_CUDA=$PWD/mutant.so "$@" >log 2>&1 || fail "$name is not found by $*"
 }
-# passes_over PLUGIN WORD...; passes WORD...: without a change the same test passes.
+# passes_over PLUGIN WORD...; passes WORD...: the same test must pass without the mutation.
 passes_over() { WEFT_CUDA=$1 "${@:2}" >log 2>&1 || fail "${*:2} fails without a mutant: $(tail -5 log)"; }
 passes() { passes_over "$CUDA_SIM" "$@"; }
 
@@ -20,7 +21,7 @@ for check in test_embed test_state_ends test_bias test_qk_norm test_rope test_qu
 done
 passes env TEST_KIND=cuda "$tests/test_queue"
 passes env WEFT_SIM_DRY=1 $(op test_grids)
-# Nor does it fail because a file was compiled and linked here: with a comment more it passes.
+# Compiling and linking a file here must not by itself make the test fail: with only a comment added, it passes.
 for file in norms.cu attention_mma.cu backend.c; do
     build "a comment" $file '$s|$| /* the same */|' && passes_over "$PWD/mutant.so" $(op test_bias)
 done
@@ -48,7 +49,7 @@ attention "a lane that does not come to a product" 's/(multiply_matrices\(sums\.
 says "lanes of its warp meet for different things"
 attention "copies that nobody waits for" 's/copies_wait\(\); \/\* where.*//'
 says "it ends before its copies have been waited for"
-# Tried on one width of heads that wgmma multiplies (those come last otherwise): 64, or 128 where a second panel is needed.
+# Tests one head size that wgmma handles (otherwise those come last): 64, or 128 where a second panel is needed.
 group() { mutant "$1" attention_wgmma.cu "$2" env TEST_HEAD=${3:-64} $(op test_attention); }
 panels() { mutant "$1" wgmma.cuh@attention_wgmma.cu "$2" env TEST_HEAD=${3:-64} $(op test_attention); }
 for head in 64 128; do passes env TEST_HEAD=$head $(op test_attention); done
@@ -125,15 +126,15 @@ mutant "an op whose end has no time" times.c 's/return cudaEventRecord\(p->ended
 mutant "a stamp that goes on with the series before" times.c 's/\/ 1e3 : 0;/\/ 1e3 : t->at;/' env TEST_KIND=cuda "$tests/test_queue"
 mutant "a grid that is not looked at" backend.c 's/if \(x > MOST_X \|\| y > MOST_Y\)/if (!d)/' env WEFT_SIM_DRY=1 $(op test_grids)
 says "GPU 0 failed in add(n "
-says "): invalid configuration argument" # the simulation takes it no more than a driver would
+says "): invalid configuration argument" # the simulation refuses it, as a driver would
 
-# Accesses outside of tensors and of shared memory, by the address sanitizer, over the one file that is changed (the build of .ci/run with
-# sanitizers has it over all). sanitized: a test over mutant.so.
+# The address sanitizer finds accesses outside tensors and shared memory. Here only the changed file is compiled with it (.ci/run's build
+# with sanitizers has it everywhere). sanitized WORD...: runs a test with mutant.so.
 sanitizer=$("$SIM_CXX" -print-file-name=libasan.so)
 preload=$sanitizer
-[ -z "$SIM_SANITIZE" ] || preload= # the program has it
+[ -z "$SIM_SANITIZE" ] || preload= # the program is already linked to it
 sanitized() { LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 WEFT_CUDA=$PWD/mutant.so "$@" >log 2>&1; }
-# outside NAME FILE SED TEST: with FILE changed by SED, it finds an access behind the end of something.
+# outside NAME FILE SED TEST: with FILE changed by SED, the sanitizer must find an out-of-bounds access.
 outside() {
     mine || return 0
     build "${@:1:3}" -fsanitize=address -g1 || return
@@ -144,7 +145,7 @@ if [ -e "$sanitizer" ]; then
     build "a comment" elements.cu '$s|$| /* the same */|' -fsanitize=address -g1 && sanitized $(op test_elements) ||
         fail "the address sanitizer finds something in test_elements: $(grep -A5 ERROR log)"
     if [ -z "$SIM_SANITIZE" ] && build "a tail that is read too far" packs.cuh@elements.cu 's/first \+ i < end\) take/first + i <= end) take/'; then
-        passes_over "$PWD/mutant.so" $(op test_elements) # nobody else finds it
+        passes_over "$PWD/mutant.so" $(op test_elements) # only the sanitizer finds it
     fi
     outside "a tail that is read too far" packs.cuh@elements.cu 's/first \+ i < end\) take/first + i <= end) take/' test_elements
     outside "a pack that ends behind its tensor" packs.cuh@elements.cu 's/first \+ N <= end/first + N <= end + 1/' test_elements

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Races of GPU kernels, between lanes, threads and blocks (races.cpp): tests of ops over kernels whose accesses are all looked at; and each race
-# that is planted is found.
+# Races of GPU kernels between lanes, threads and blocks (races.cpp): runs the tests of ops with kernels in which every memory access is
+# checked, and proves that each planted race is found.
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$0")/plugin.sh"
 [ -z "${SIM_SANITIZE:-}" ] || { echo "a sanitizer is in this build already"; exit 77; }
@@ -11,11 +11,10 @@ for file in "$source"/*.cu; do
 done
 link races.so || fail "the plugin does not link"
 
-# A race is a line of the simulation's, and where in the source.
-# runs PLUGIN TEST [PROGRAM]
+# runs PLUGIN TEST [PROGRAM]: runs a test; on a race, the simulation prints a line and the place in the source.
 runs() { WEFT_CUDA=$PWD/$1 "$tests/${3:-test_ops}" cuda "$2" >log 2>&1; }
 said() { grep -m1 'a race' log && bash -c "$(sed -n 's/^ *\(addr2line .*\)/\1/p' log) -i -p" || tail -5 log; }
-# race NAME FILE SED TEST...: with FILE changed, each of these tests sees a race.
+# race NAME FILE SED TEST...: with FILE changed by SED, each of these tests must find a race.
 race() {
     local test
     mine || return 0
@@ -25,14 +24,13 @@ race() {
     done
 }
 
-# All that kernels have a part in. Those in which threads have nothing to do with each other have several blocks here, as the races that are
-# planted between blocks show.
+# All ops that run kernels. Ops whose threads are independent run several blocks here; the races planted between blocks prove it.
 for check in embed bias elements norm conv scan mamba gated_norm qk_norm rope queries_scale latent attention decode activation softcap scale route grouped_route gemm_op grouped_gemm \
     experts_rows cross_entropy loss_sum updates muon stats sum_parts fixed; do
     runs races.so test_$check || fail "test_$check: $(said)"
 done
 runs races.so test_loss test_slices || fail "records of losses: $(said)"
-# Tensors of these tests lie where a GPU reaches them, so that they can run on one: others would be seen.
+# The tensors of these tests are in memory that a GPU can access, so that the tests can run on one. A tensor elsewhere must be found.
 build "a tensor of the host's" elements.cu 's/\(T \*\)y, bias\)/(T *)y, (const float *)__builtin_calloc((size_t)n, 4))/' -fsanitize=thread -g1 &&
     { ! runs mutant.so test_bias && grep -q 'which a GPU does not reach' log || fail "a tensor of the host's is not seen: $(tail -5 log)"; }
 race "a barrier less in sums over tokens" columns.cuh@norms.cu '/void fold_rows/{n;d}' test_bias

@@ -1,7 +1,10 @@
 #!/bin/bash
-# What nvcc makes of the kernels, without a GPU, for each chip as the plugin's build does it: registers, stack, shared memory and accesses of 16
-# bytes of each, held against resources.txt (RENEW=1 writes it anew); no atomic operation on floats; matrix instructions in kernels that are named
-# for them, wide accesses in those that take packs; host code that calls what is the device's alone. Compiles every kernel for each chip: a minute.
+# Inspects, without a GPU, what nvcc generates for the kernels, for each chip as the plugin's build does it:
+#   - registers, stack, shared memory and 16-byte accesses of each kernel, compared with resources.txt (RENEW=1 rewrites it);
+#   - no atomic operation on floats;
+#   - matrix instructions in the kernels named for them, and wide accesses in those that use packs;
+#   - no host code that calls a device-only function.
+# Compiles every kernel for each chip, which takes a minute.
 . "$(dirname "$0")/../support/prelude.sh"
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 [ -x "$nvcc" ] || { echo "nvcc is not here: registers and atomics of kernels are not checked"; exit 77; }
@@ -9,21 +12,21 @@ ptxas=$(dirname "$(realpath "$nvcc")")/ptxas
 table=$WEFT_SOURCE_DIR/tests/cuda_sim/resources.txt
 source=$WEFT_SOURCE_DIR/src/device/cuda/plugin
 chips="80 90 100"
-room=8 # registers that a compiler may take more
+room=8 # additional registers that another compiler version may use
 
-# wide FILE.ptx: KERNEL LOADS STORES, of 16 bytes in global memory, for each.
+# wide FILE.ptx: prints KERNEL LOADS STORES for each kernel: its 16-byte loads and stores of global memory.
 wide() {
     awk '/^\.visible \.entry|^\.entry/ { name = $0; sub(/.*entry /, "", name); sub(/\(.*/, "", name); loads[name] = stores[name] = 0 }
         /[^a-z]ld\.global(\.[a-z]+)*\.v4/ { loads[name]++ }
         /[^a-z]st\.global(\.[a-z]+)*\.v4/ { stores[name]++ }
         END { for (name in loads) print name, loads[name], stores[name] }' "$1"
 }
-# readable: names of kernels, the first words of lines, as they stand in the source.
+# readable: demangles the first word of each line, a kernel's name.
 readable() {
     sed 's/ /\t/' | c++filt | awk -F'\t' '{ gsub(/\(anonymous namespace\)::/, "", $1); sub(/^void /, "", $1); gsub(/\([A-Za-z]+\)/, "", $1); sub(/\(.*/, "", $1)
         gsub(/ /, "", $1); print $1, $2 }'
 }
-# resources FILE.ptx CHIP: a line for each kernel: KERNEL CHIP REGISTERS STACK SPILLED SHARED LOADS STORES
+# resources FILE.ptx CHIP: prints a line for each kernel: KERNEL CHIP REGISTERS STACK SPILLED SHARED LOADS STORES
 resources() {
     wide "$1" >wide.txt
     "$ptxas" -v -arch=sm_"$2" "$1" -o kernel.cubin 2>&1 | tee -a said | awk -v chip="sm_$2" '
@@ -34,15 +37,15 @@ resources() {
             for (i = 1; i < NF; i++) { if ($i == "Used") registers = $(i + 1); if ($(i + 1) == "bytes" && $(i + 2) ~ /^smem/) shared = $i }
             print name, chip, registers, stack, spilled, shared, accesses[name] }' wide.txt - | readable
 }
-# chips_of FILE.cu: instructions of four warps are one chip's.
+# chips_of FILE.cu: prints the chips to compile for; only sm_90a has warpgroup instructions.
 chips_of() { if [[ $1 = *_wgmma.cu ]]; then echo 90a; else echo "$chips"; fi; }
-# compiled FILE.cu [FLAG...]: its PTX for each chip, NAME.compute_CHIP.ptx, and what a compiler is to make host code of. nvcc -ptx would not look at
-# host code: calls there of what is the device's alone would be left to a build of the plugin.
+# compiled FILE.cu [FLAG...]: writes its PTX for each chip, NAME.compute_CHIP.ptx, and the preprocessed host code. nvcc -ptx would not
+# process host code, so that only a build of the plugin would find calls of device-only functions there.
 compiled() {
     local codes=() chip
     for chip in $(chips_of "$1"); do codes+=(-gencode "arch=compute_$chip,code=compute_$chip"); done
     "$nvcc" -cuda --keep -std=c++17 -fmad=false "${codes[@]}" "${@:2}" -I"$WEFT_SOURCE_DIR/src" "$1" -o host.ii || return
-    [ ${#codes[@]} -gt 2 ] || mv "$(basename "$1" .cu).ptx" "$(basename "$1" .cu).compute_$chip.ptx" # what is for one chip is not named for it
+    [ ${#codes[@]} -gt 2 ] || mv "$(basename "$1" .cu).ptx" "$(basename "$1" .cu).compute_$chip.ptx" # for a single chip, nvcc leaves the chip out of the name
 }
 
 for file in "$source"/*.cu; do
@@ -55,19 +58,19 @@ done
 same=$(cut -d' ' -f1,2 found | sort | uniq -d)
 [ -z "$same" ] || fail "kernels that have one name for one chip: $same"
 
-# floats FILE...: atomic operations on floats.
+# floats FILE...: prints atomic operations on floats.
 floats() { grep -nE '(^|[^a-z])(atom|red)\.[a-z.]*(f16|bf16|f32|f64)' "$@"; }
 ! floats ./*.ptx >atomics || fail "atomic operations on floats: $(head -5 atomics)"
 printf 'red.global.add.f32 [%%rd1], %%f1;\n' >bad.txt
 floats bad.txt >/dev/null || fail "an atomic addition of floats is not seen"
 
-# without INSTRUCTION FILE: kernels that are named for matrix instructions (mma_...) and do not have it.
+# without INSTRUCTION FILE: prints the kernels that are named for matrix instructions (mma_...) and lack this one.
 without() {
     awk -v what="$1" '/^\.visible \.entry|^\.entry/ { name = $0; sub(/.*entry /, "", name); sub(/\(.*/, "", name); if (name ~ /mma_/) lacks[name] = 1 }
         index($0, what) { delete lacks[name] }
         END { for (name in lacks) print name }' "$2"
 }
-# by_matrices FILE.ptx KERNELS INSTRUCTION...
+# by_matrices FILE.ptx KERNELS INSTRUCTION...: FILE has KERNELS kernels named for matrix instructions, each with every INSTRUCTION.
 by_matrices() {
     local instruction lacking number
     number=$(grep -c 'entry .*mma_' "$1")
@@ -83,12 +86,12 @@ for chip in $chips; do
 done
 by_matrices attention_wgmma.compute_90a.ptx 6 wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 wgmma.fence.sync wgmma.commit_group.sync \
     wgmma.wait_group.sync fence.proxy.async.shared::cta cp.async.cg.shared.global cp.async.wait_all
-# Products that run beside the program do, unless ptxas finds that registers do not allow it, and says so.
+# wgmma products run asynchronously unless ptxas must serialize them for lack of registers, which it reports.
 grep -q 'Compiling entry function' said || fail "what ptxas says is not read: $(head -3 said)"
 ! grep 'wgmma.*serialized' said || fail "products that were to run beside the program do not"
 sed 's/mma\.sync/fma/' attention_mma.compute_90.ptx >scalar.txt
 [ "$(without mma.sync scalar.txt | wc -l)" -eq 24 ] || fail "kernels without matrix instructions are not seen"
-# And in the chip's own code, where its reader is.
+# The same in the chip's machine code, where cuobjdump is installed.
 if command -v cuobjdump >/dev/null; then
     for chip in $chips; do
         "$ptxas" -arch=sm_"$chip" attention_mma.compute_"$chip".ptx -o kernel.cubin
@@ -99,8 +102,8 @@ else
     echo "cuobjdump is not here: HMMA is not looked for in the chips' own code"
 fi
 
-# narrow FILE.ptx...: kernels that neither load nor store 16 bytes at a time. Of files that take packs these may: a thread of theirs has one number,
-# or, in products, a tile.
+# narrow FILE.ptx...: prints the kernels that neither load nor store 16 bytes at a time. In files that use packs, only the kernels of `few`
+# may: their threads handle one number each or, in products, a tile.
 narrow() { for file in "$@"; do wide "$file" | awk '$2 + $3 == 0' | readable; done | sed 's/ .*//; s/<.*//' | sort -u | xargs; }
 few='conv_backward_kernel count_assignments_kernel first_rows_kernel fixed_end_kernel fixed_start_kernel
     grouped_gemm_kernel grouped_gemm_wgrad_kernel mamba_columns_kernel mamba_forward_kernel
@@ -112,7 +115,7 @@ for chip in $chips; do
     # shellcheck disable=SC2086
     [ "$(narrow $of_packs)" = "$(echo $few)" ] || fail "kernels without wide accesses in code for sm_$chip: $(narrow $of_packs)"
 done
-# planted SOURCE.cu HEADER.cuh SED: compiled with another header, in a directory of that name.
+# planted SOURCE.cu HEADER.cuh SED: compiles SOURCE.cu with a changed header, in the directory `planted`.
 planted() {
     local to=planted/device/cuda/plugin
     rm -rf planted
@@ -125,11 +128,11 @@ planted() {
 planted embedding.cu packs.cuh 's/return first + N <= end/return false/' || fail "embedding.cu does not compile with packs taken apart"
 narrowed=$(narrow planted/embedding.compute_90.ptx)
 [ "$narrowed" = "embed_backward_kernel embed_forward_kernel" ] || fail "kernels without wide accesses are not seen: $narrowed"
-# mamba.cu's host code takes the smaller of two numbers.
+# mamba.cu's host code calls smaller(), which must therefore stay a __host__ function too.
 ! planted mamba.cu kernels.cuh '/int64_t smaller(/s/__host__ //' 2>refused && grep -q 'calling a __device__ function.*smaller' refused ||
     fail "a host function that calls one of the device is not seen: $(cat refused)"
 
-# What src/device/cuda/plugin/nccl.h says of NCCL, against NVIDIA's header where that is.
+# Compares the declarations in src/device/cuda/plugin/nccl.h with NVIDIA's header, where that is installed.
 cat >nccl.c <<'END'
 #include <nccl.h>
 #define NcclComm OurComm
@@ -158,7 +161,7 @@ if [ -n "${RENEW:-}" ]; then
     conclude
     exit 0
 fi
-# compare TABLE FOUND: what is worse than the table says.
+# compare TABLE FOUND: prints what is worse than in the table.
 compare() {
     awk -v room="$room" 'FNR == NR { if (/^#/) next; key = $1 " " $2; r[key] = $3; s[key] = $4; p[key] = $5; m[key] = $6; l[key] = $7; w[key] = $8; next }
         { key = $1 " " $2; seen[key] = 1 }

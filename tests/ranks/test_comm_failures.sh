@@ -1,6 +1,6 @@
 #!/bin/bash
-# What becomes of a run when one of its ranks fails, is killed or freezes; signals; launches that would go wrong. The ranks are
-# plays of test_comm.
+# What happens to a run when one of its ranks fails, is killed or freezes; signals; launches that would go wrong. The ranks run
+# test_comm, whose arguments name the failure to play.
 # ranks: 4, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
@@ -10,7 +10,7 @@ program=$WEFT_BINARY_DIR/test_comm
 
 fail() { echo "$1"; echo "--- it said:"; cat "$directory/said"; exit 1; }
 
-# ended_with STATUS LINES WORDS...: what the last run ended with, how many lines it printed (- for any), what stands in them.
+# ended_with STATUS LINES WORDS...: checks the exit status of the last run, how many lines it printed (- for any), and words in them.
 ended_with() {
     local status=$1 lines=$2 word
     shift 2
@@ -19,7 +19,7 @@ ended_with() {
     for word in "$@"; do grep -qF -- "$word" "$directory/said" || fail "$what: does not say \"$word\""; done
 }
 
-# The limit is there only so that a test does not hang for ever.
+# The limit only keeps a test from hanging forever.
 run() {
     what="$*"
     for _ in 1 2 3 4 5; do
@@ -29,14 +29,14 @@ run() {
     done
 }
 
-# What the MPI library says of ranks that have ended (the play says it too) is left out.
+# The MPI library's own messages about ranks that have ended (test_comm prints one like them) are filtered out.
 run launch 4 play agree 2 3
 ended_with 65 1 "weft: rank 2: bad play"
 run launch 3 play agree 0 1 2
 ended_with 65 1 "weft: bad play"
 run launch 4 play fail 3
 ended_with 65 1 "weft: rank 3: bad play (bad data, exit status 65)"
-# Of several that fail at the same time one speaks, whoever that is.
+# Of several ranks that fail at the same time, exactly one reports, whichever it is.
 for ranks in "0 1 2 3" "1 2 3" "0 3"; do
     # shellcheck disable=SC2086
     run launch 4 play fail $ranks
@@ -49,10 +49,10 @@ run launch 4 play kill 2
 ended_with 137 1
 names_killed "$directory/said" 2 || fail "$what: rank 2 is not named"
 
-# A frozen rank: everyone else says what it waits for, and the last line who does not answer. One that was frozen while it
-# waited does not complain when it is woken to be ended.
-# A rank that gets no time of a processor for half the limit counts as asleep, rightly: what is found of a rank is held against weft only if
-# it is found with every limit, of which the longest leaves room for machines as busy as they may be.
+# A frozen rank: every other rank reports what it waits for, and the last line names the rank that does not answer. A rank that was
+# frozen while it waited does not complain when it is woken to be ended.
+# A rank that gets no processor time for half the limit counts as asleep, rightly. A check therefore fails only if it fails with every
+# limit; the longest is enough for very busy machines.
 patient() {
     local limit
     for limit in 4 16 64; do
@@ -64,7 +64,7 @@ patient() {
     exit 1
 }
 verdict() { grep . "$directory/said" | tail -1 | grep -qF -- "$1" || fail "$what: the last line is not \"$1\""; }
-# found VERDICT PLAY RANK...: everyone else waits, and that is the last line; its first word is behind "weft: ".
+# found VERDICT PLAY RANK...: all other ranks report that they wait, and the last line is "weft: VERDICT".
 found() {
     run launch 3 play "${@:2}"
     ended_with 76 3
@@ -88,7 +88,7 @@ for rank in 0 1 2; do patient dozes "$rank"; done
 patient found "rank 1 answers nobody" nap 1
 patient two_doze
 
-# One that lives but waits for nobody says what it is busy with; ranks that wait for each other are not told apart.
+# A rank that is alive but waits for no other reports what it is busy with. Of ranks that wait for each other, none is singled out.
 is_busy() {
     run launch 3 play busy 1
     ended_with 76 4 "rank 1: is busy, and waits for no rank, in the play"
@@ -99,12 +99,13 @@ wait_for_each_other() {
     ended_with 76 3
     verdict "weft: all ranks answer, and each waits for another"
 }
-# Work that moves on is waited for, however long it takes; all that is found in the end are those who hang.
+# Work that makes progress is waited for, however long it takes.
 works() {
     run launch 3 play work 1
     ended_with 0 0
 }
-# Before the ranks have joined, and after their last word, too. (Woken to be ended, MPI complains in the one that was late.)
+# Hangs are also found before the ranks have joined, and after their last message. (MPI complains in the late rank when it is woken to be
+# ended.)
 is_late() {
     run launch 3 play late 1
     ended_with 76 - "rank 0: nothing has come for" "rank 2: nothing has come for" "while waiting for all ranks (MPI start), in the play"
@@ -114,7 +115,7 @@ hangs_at_the_end() {
     found "rank 1 answers nobody: it hangs" end 1
     ended_with 76 3 "rank 0: nothing has come for" "rank 2: nothing has come for"
 }
-# Behind MPI_Finalize no rank is left to notice: the launcher does, from the first rank's end on. It waits for 30 s at least.
+# After MPI_Finalize no rank is left to notice a hang. The launcher does, counting from the end of the first rank; it waits at least 30 s.
 TEST_WATCHDOG=1 timeout -k 5 600 "$program" launch 3 play linger 0 2 2>"$directory/lingering" >/dev/null &
 lingering=$!
 patient is_busy
@@ -129,7 +130,7 @@ cp "$directory/lingering" "$directory/said"
 what="ranks that hang behind MPI_Finalize"
 ended_with 76 1 "ranks hang behind their last step: rank 0, 2 had not ended 30 s after the first that did"
 
-# Signals become a request to stop, which the ranks agree on; a second SIGINT does not wait for them.
+# A signal becomes a request to stop, which the ranks agree on. A second SIGINT does not wait for them.
 signal_to() {
     local play=$1 launcher number
     shift
@@ -138,7 +139,7 @@ signal_to() {
     "$program" launch 2 play "$play" 2>"$directory/said" >"$directory/out" &
     launcher=$!
     await grep -q ready "$directory/out"
-    # Two of the same that come together are one.
+    # Two pending signals of the same number count as one.
     for number in "$@"; do
         kill -"$number" "$launcher"
         await took_signals "$launcher"
@@ -155,14 +156,14 @@ signal_to stop USR1
 ended_with 75 1
 signal_to wait INT INT
 ended_with 130 0
-# Ranks that do not end on the second are made to, which is said.
+# Ranks that do not end on the second SIGINT are ended, with a message.
 signal_to stubborn INT INT
 ended_with 130 1 "warning: the ranks did not end on the second SIGINT: mpirun ends them"
-# Too late for a run that has said its last word: the status is what the line says.
+# The signals come too late for a run that has printed its last line: the exit status is the one in that line.
 signal_to through INT INT
 ended_with 75 1 "weft: stopped on request (stopped on request, exit status 75)"
 
-# Processes that a launcher started but that do not find each other.
+# Processes that a launcher started but that do not find each other over MPI.
 export PMI_SIZE=4 PMI_RANK=0
 run
 ended_with 69 1 "the launcher started 4 processes (PMI_SIZE)" "there is 1"

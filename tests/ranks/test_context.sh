@@ -1,6 +1,6 @@
 #!/bin/bash
-# Context parallelism: ranks that share the tokens of a microbatch have the bits of one rank in exact numerics, whatever else the mesh has,
-# and those of data-parallel ranks of their number in fast ones; then runs as users make them, that go on on another degree.
+# Context parallelism: with exact numerics, ranks that split the tokens of a microbatch have the bits of one rank on any mesh; with fast
+# numerics, those of as many data-parallel ranks. Then runs as users start them, which resume at another degree.
 #   CURVE=full tests/ranks/test_context.sh      all meshes of up to 8 ranks, 20 steps (make soak)
 #   CURVE=brief tests/ranks/test_context.sh     fewer, for sanitizers
 # ranks: 8
@@ -36,12 +36,12 @@ for mesh in "${meshes[@]}"; do run $mesh; done
 curves_to all
 grep '^exact' all >exact
 one_curve exact 0 || exit 1
-# Fast ones agree as far as they are run more than once: with the same ranks along cp, on other axes.
+# Fast runs have equal bits where only other axes than cp differ.
 awk '!($1 in digest) { digest[$1] = $2 } digest[$1] != $2 { print "FAILED: " $0; bad = 1 } END { exit bad }' all || exit 1
 grep -q ' cp 4 tp ' exact && grep -q ' cp 4 by keys' exact || [ "${CURVE:-quick}" = brief ] || fail "no run had four ranks along cp"
 [ "${CURVE:-quick}" != brief ] || { conclude; exit; }
 
-# The same on a device that runs ops when it must.
+# The same on the deferred device, which runs ops only when something waits for them.
 WEFT_DEFER=1 run keys 1 1 1 2 1 1
 curves_to deferred
 grep ' cp 2 by keys tp 1 pp 1 - replicate 1 shard 2 ' all | grep -e '-c1-' | diff - deferred >/dev/null || fail "deferred: other bits"
@@ -49,16 +49,16 @@ grep ' cp 2 by keys tp 1 pp 1 - replicate 1 shard 2 ' all | grep -e '-c1-' | dif
 # ---- as users run it ----
 
 degrees cp 8 parallel.context=keys
-# By heads too, the same bits.
+# All-to-all by heads has the same bits.
 launch heads -n 4 mesh.cp=4 parallel.context=heads numerics.canonical_cp=8
-# With tp beside: both kinds of pieces.
+# With tp as well: both kinds of splits.
 launch plain numerics.canonical_cp=4 numerics.canonical_tp=2
 launch crossed -n 4 mesh.cp=2 mesh.tp=2 numerics.canonical_cp=4
-# Fewer heads of keys than ranks, windows, bf16: auto goes by keys, with two spans a rank.
+# Fewer KV heads than ranks, sliding windows, bf16: auto selects the all-gather of KV, with two chunks per rank.
 few=(model.family=mistral model.sliding_window=10 model.num_key_value_heads=1 train.compute=bf16)
 launch narrow numerics.canonical_cp=8 "${few[@]}"
 launch shared -n 4 mesh.cp=4 "${few[@]}"
-# Fast: cp's ranks are terms of sums, and another number of them is said to change last bits.
+# Fast numerics: each cp rank adds one partial sum, and another number of ranks is reported to change the last bits.
 fast() {
     train fast -n 2 mesh.cp=2 train.numerics=fast train.steps=4 schedule.total_steps=8
     went fast

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What a run has of its GPUs' memory, told apart over simulated ones: pools are what was planned, to the byte in whole pieces, driver and
-# libraries what they take there; what does not fit is refused before the first step; what goes after it is seen.
+# What a run takes of its GPUs' memory, by cause, on simulated GPUs: pools are as planned, in whole allocation pieces; driver and libraries
+# are what the simulation takes for them. A run that does not fit is refused before the first step, and a later loss of memory is reported.
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
 simulate_gpus 2
@@ -20,7 +20,7 @@ END
 tokenized
 
 MIB=$((1 << 20))
-# train DIR STATUS WORD...: a run on GPUs that nobody has used; what it says in DIR.out and DIR.err. A refusal is one line.
+# train DIR STATUS WORD...: a run on fresh GPUs, with its output in DIR.out and DIR.err. A refusal is one line.
 train() {
     local dir=$1 wanted=$2 status=0
     WEFT_SIM_GPUS=$directory/gpus.$dir
@@ -32,7 +32,7 @@ train() {
 told() { cat "$1.out" "$1.err"; }
 tells() { told "$1" | grep -qE "$2" || fail "$1 does not tell of \"$2\": $(told "$1" | grep 'memory of')"; }
 no_leak() { ! told "$1" | grep -q "no step takes any" || fail "$1: $(told "$1" | grep 'no step takes')"; }
-# fact DIR NAME [STEP]: of the journal's entry on memory; is DIR NAME BYTES [STEP].
+# fact DIR NAME [STEP]: prints a figure of the journal's memory entry. is DIR NAME BYTES [STEP]: checks it.
 fact() { sed -n "s/.*\"event\": \"memory\", \"step\": ${3:-0},.*\"$2\": \([0-9]*\).*/\1/p" "$1/journal.jsonl" | head -1; }
 is() {
     [ "$(fact "$1" "$2" "${4:-}")" = "$3" ] || fail "$1: $2 is $(fact "$1" "$2" "${4:-}"), not $3: $(grep '"memory"' "$1/journal.jsonl")"
@@ -61,19 +61,19 @@ no_leak one
 expect 0 plan run.yaml
 has out " by which pools are rounded up to whole pieces of 2.00 MiB"
 
-# Without NVML driver and others are one figure.
+# Without NVML, driver and other processes are one figure.
 WEFT_SIM_TAKES=total=1024,others=100,context=30,products=12,blind=1 train blind 0
 is blind libraries_and_others_bytes $((142 * MIB))
 is blind pools_took_bytes "$pieces"
 tells blind "driver, libraries and other processes 142.00 MiB \(no NVML here tells them apart\)"
 
-# A driver whose pieces are others is found out, and what it takes is said.
+# A driver with another allocation granularity is detected, and what it takes is reported.
 WEFT_SIM_TAKES=total=1024,piece=4 train coarse 0
 is coarse pool_pieces_bytes "$pieces"
 [ "$(fact coarse pools_took_bytes)" -gt "$pieces" ] || fail "coarse: $(grep '"memory"' coarse/journal.jsonl)"
 tells coarse "warning: memory of the GPU, 1.00 GiB: pools $(($(fact coarse pools_took_bytes) / MIB)).00 MiB, not as planned \(.*: $((pieces / MIB)).00 MiB; others may have come or gone meanwhile\)"
 
-# What just fits, and what lacks a piece.
+# A run that just fits, and one that lacks a single piece.
 fits=$((pieces / MIB + 142))
 WEFT_SIM_TAKES=total=$fits,others=100,context=30,products=12 train just 0
 is just free_bytes 0
@@ -82,7 +82,7 @@ has lacking.err ": run.device: cuda: the GPU, $((fits - 2)).00 MiB: pools take $
 has lacking.err "taken already: driver and libraries 42.00 MiB, other processes, with what the driver keeps of any GPU, 100.00 MiB; make the model"
 [ ! -s lacking/journal.jsonl ] && [ ! -s lacking/metrics.jsonl ] || fail "a run that was refused has begun"
 
-# What is taken inside a step is seen, and said once, although all later steps find it. What the first one takes is what it needs.
+# Memory lost inside a step is reported once, although all later steps lack it too. What the first step takes is not a loss but its need.
 WEFT_SIM_TAKES=total=1024,leak=1 train early 0
 is early kernels_bytes $((2 * MIB)) 1
 no_leak early
@@ -90,7 +90,7 @@ many="train.steps=12 data.validation_fraction=0 checkpoint.every=0"
 WEFT_SIM_GPUS=$directory/gpus.counted
 # shellcheck disable=SC2086
 launches=$("$weft" train run.yaml run.dir=counted metrics.profile=true $many 2>&1 | sed 's/^.*| //' | awk '$1 ~ /^[a-z_]+$/ && $2 ~ /^[0-9]+$/ { n += $2 } END { print n }')
-late=$((launches * 3 / 10)) # of ops some launch nothing, others several kernels
+late=$((launches * 3 / 10)) # some ops launch nothing, others several kernels
 # shellcheck disable=SC2086
 WEFT_SIM_TAKES=total=1024,leak=$late train leak 0 $many
 [ "$(told leak | grep -c "warning: 2.00 MiB less of the memory of the GPU are free than behind the first step, and no step takes any")" -eq 1 ] ||
@@ -99,18 +99,18 @@ WEFT_SIM_TAKES=total=1024,leak=$late train leak 0 $many
 
 # ---- two ranks ----
 
-# Each on a GPU of its own: NCCL has taken some, too.
+# One GPU per rank: NCCL takes memory too.
 WEFT_SIM_TAKES=total=1024,context=30,products=12,wire=4 train two 0 -n 2 mesh.pp=2
 is two gpu_ranks 1
 is two pools_took_bytes "$(fact two pool_pieces_bytes)"
-wires=$(($(fact two nccl_bytes) / MIB)) # and a piece of memory to try them out with
+wires=$(($(fact two nccl_bytes) / MIB)) # and a piece of memory to try the communicators out with
 [ "$wires" -ge 10 ] && [ $(((wires - 2) % 4)) -eq 0 ] || fail "two: NCCL has taken $wires MiB"
 is two libraries_bytes $(((42 + wires) * MIB))
 tells two "memory of the GPU of rank [01], which has least left, 1.00 GiB: pools .*, as planned"
 WEFT_SIM_TAKES=total=32,context=2,wire=2 train small 71 -n 2 mesh.dp_shard=2
 has small.err "the GPU of rank 0, 32.00 MiB: pools take "
 
-# Both on one GPU: all is of both.
+# Both ranks on one GPU: the figures are for both.
 export WEFT_SIM_DEVICES=1
 WEFT_SIM_TAKES=total=1024,others=64,context=30,products=12,kernels=2 train shared 0 -n 2 mesh.pp=2
 pieces=$(fact shared pool_pieces_bytes)
@@ -127,7 +127,7 @@ WEFT_SIM_TAKES=total=$((pieces / MIB + 82)),context=30,products=12 train crowded
 has crowded.err "the GPU of rank 0 and 1 other rank, "
 export WEFT_SIM_DEVICES=2
 
-# Of another rank's GPU rank 0 hears by the record of the next step.
+# Rank 0 learns about another rank's GPU from the record of the next step.
 # shellcheck disable=SC2086
 WEFT_SIM_TAKES=total=1024,leak=$late,leaks_on=1 train other 0 -n 2 mesh.dp_replicate=2 train.tokens_per_step=64 $many
 [ "$(told other | grep -c "warning: 2.00 MiB less of the memory of the GPU of rank 1 are free than behind the first step")" -eq 1 ] ||

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Every axis and what goes with it on simulated GPUs, over wires: the bits of one rank of them, whose curve is the CPU's but for rounding.
-#   MESHES=full tests/ranks/test_cuda_meshes.sh     more of them (make soak)
+# Every axis and its options on simulated GPUs, over NCCL: the same bits as one such rank, whose curve is the CPU's except for rounding.
+#   MESHES=full tests/ranks/test_cuda_meshes.sh     more meshes (make soak)
 # ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
 simulate_gpus 4
@@ -25,9 +25,9 @@ train() { # DIR WORD...
     ! grep -q "through the memory of the host" "$1.out" "$1.err" || fail "$1: no wires: $(cat "$1.err")"
 }
 launch() { meanwhile "$(ranks_in "$@")" train "$@"; }
-# Of every step and validation.
+# curve DIR: prints loss and norm of every step and validation.
 curve() { sed -n -e 's/.*"kind": "\(train\|validation\)", "step": \([0-9]*\),.*"loss": \([^,]*\), \("grad_norm": \([^,]*\),\)\?.*/\2 \3 \5/p' "$1/metrics.jsonl"; }
-near() { # A B: but for rounding in fp32.
+near() { # A B: equal except for rounding in fp32
     [ "$(curve "$1" | wc -l)" -ge 3 ] || fail "$1 has no two steps and a validation: $(curve "$1")"
     paste -d' ' <(curve "$1") <(curve "$2") | awk '{ h = NF / 2; for (i = 2; i <= h; i++) { d = $i / $(i + h) - 1; if (d > 1e-5 || d < -1e-5) bad = 1 } } END { exit bad }' ||
         fail "$1 is not near $2: $(paste <(curve "$1") <(curve "$2"))"
@@ -89,7 +89,7 @@ same biased shared
 same chunked cut
 same carried passed
 
-# What is made of a checkpoint there: the figures of a CPU, but for rounding in fp32.
+# Evaluating a checkpoint there gives the figures of a CPU, except for rounding in fp32.
 for device in cuda cpu; do
     "$weft" eval one text.txt --device $device --compute fp32 --json 2>err | grep -o '[0-9][0-9.]*' >$device.eval || fail "weft eval on $device: $(tail -2 err)"
 done

@@ -1,6 +1,6 @@
 #!/bin/bash
-# metrics.trace on simulated GPUs: times are the GPUs' own, of each action of each rank once, in the order of the program; the run has the
-# same bits and waits.
+# metrics.trace on simulated GPUs: the GPUs' own clocks time each action of each rank once, in program order; the run has the same bits
+# and waits as without.
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
 simulate_gpus 2
@@ -21,14 +21,14 @@ train() { # DIR WORD...
     "$weft" train run.yaml run.dir="$1" "${@:2}" >"$1.out" 2>"$1.err" </dev/null || fail "train $*: $(tail -3 "$1.err")"
 }
 
-# times DIR RANK STEP: name, begin and length of each measured slice, in whole nanoseconds, in the order of the file.
+# times DIR RANK STEP: prints name, begin and length of each measured slice, in whole nanoseconds, in the order of the file.
 times() {
     grep '"cat": "measured"' "$1/trace.json" | grep "\"pid\": $2,.*\"step\": $3," |
         sed 's/.*"name": "\([^"]*\)".*"ts": \([^,]*\), "dur": \([^,]*\),.*/\1|\2|\3/' | awk -F'|' '{ printf "%s|%.0f|%.0f\n", $1, $2 * 1000, $3 * 1000 }'
 }
 
-# check DIR STEPS RANKS: in each step each slice begins where the one before ended, or behind it, none is shorter than nothing, and a
-# simulated forward pass takes a microsecond for each of its kernels.
+# check DIR STEPS RANKS: in each step, slices do not overlap, none has a negative length, and a simulated forward pass takes a
+# microsecond for each of its kernels.
 check() {
     local r step
     for step in $2; do
@@ -47,7 +47,7 @@ check() {
     [ "$(grep -c '"event": "traced"' "$1/journal.jsonl")" -eq "$(wc -w <<<"$2")" ] || fail "$1: $(grep traced "$1/journal.jsonl")"
     "$weft" report "$1" >"$1.report" 2>&1 && grep -q '<svg class="timeline"' "$1/report.html" || fail "$1: $(tail -2 "$1.report")"
 }
-# both DIR RANKS STEPS WORD...: with a trace of these steps, on GPUs, and on a CPU.
+# both DIR RANKS STEPS WORD...: runs with a trace of these steps, on GPUs and on a CPU.
 both() {
     local range r step
     range=${3%% *}-${3##* }
@@ -57,19 +57,19 @@ both() {
     check "$1" "$3" "$2"
 }
 
-# While the run goes on, up to its last step, and of a run whose trace would end later.
+# A trace in the middle of the run, one up to its last step, and one that would end after it.
 both alone 1 "1 2 3"
 both end 1 "3 4" train.split_backward=true metrics.profile=true
 WEFT_SIM_SEED=3 both pipe 2 "2 3" mesh.pp=2 train.tokens_per_step=128
 both zero 2 "4" mesh.pp=2 pipeline.schedule=zb_h1
 both shards 2 "2 3" mesh.dp_shard=2 train.tokens_per_step=64
 WEFT_NCCL=none both relayed 2 "2 3" mesh.pp=2 train.tokens_per_step=128
-# Streams stand still for what NCCL brings from the other stage, by the same clock: the simulated one, which does not go on while a host
-# waits, so that of what a host relays it has nothing to tell.
+# Streams wait for what NCCL brings from the other stage, measured with the same clock. The simulated clock does not advance while a host
+# waits, so host-staged messages show no waiting.
 sed -n 's/.*"waited": \([0-9.e+-]*\)[,}].*/\1/p' pipe/trace.json | awk '{ sum += $1 } END { exit !(sum >= 1) }' || fail "pipe: nobody has waited"
 [ "$(grep -c '"cat": "message"' pipe/trace.json)" -eq "$(grep -c '"cat": "message"' cpu-pipe/trace.json)" ] || fail "other messages than on CPUs"
 
-# No bit hangs on it.
+# The trace changes no bit of the results.
 train plain
 [ "$(curve plain)" = "$(curve alone)" ] && [ "$(digest plain)" = "$(digest alone)" ] ||
     fail "a traced run differs: $(diff <(curve plain) <(curve alone) | head -3)"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# One config, one curve: a tiny model is trained for 40 steps on meshes of real ranks, in every schedule, kind of sharding and
-# moment of summing, and what must have equal bits has: every loss, every norm, the final weights.
+# One configuration, one curve: trains a tiny model for 40 steps on meshes of real ranks, with every schedule, kind of sharding and
+# time of gradient reduction. Runs that must have equal bits have them: every loss, every norm and the final weights.
 #   CURVE=full tests/ranks/test_curve.sh      all meshes and all combinations, 100 steps (make soak)
 #   CURVE=brief tests/ranks/test_curve.sh     a few steps, for sanitizers
 #   CURVE=guard tests/ranks/test_curve.sh     fewer, on a mesh of each kind, for the guard build, in which every op moves page protections
@@ -9,7 +9,7 @@
 needs_ranks
 
 # PP DP_REPLICATE DP_SHARD
-fall=1 # of the loss, in nats
+fall=1 # by which the loss must fall, in nats
 case ${CURVE:-quick} in
 full)
     mode=()
@@ -27,7 +27,7 @@ guard)
 *) echo "CURVE is ${CURVE}: expected full, quick, brief or guard"; exit 2 ;;
 esac
 
-# Every second mesh sends even small messages by rendezvous, as large ones go.
+# Every second mesh sends even small messages by rendezvous, as large ones are sent.
 eager=(256 4096) turn=0
 for mesh in "1 1 1" "${meshes[@]}"; do
     read -ra shape <<<"$mesh"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The engine keeps the contract of the device's queue: where ops run only when something waits for them, streams in an order
-# drawn from a seed, a tiny model gets the same bits, on one rank and on several: pipelines, shards, replicas.
+# The engine keeps the contract of the device's queue: on a device that runs ops only when something waits for them, with the
+# streams in an order drawn from a seed, a tiny model gets the same bits, on one rank and with pipelines, shards and replicas.
 # ranks: 4
 #   DEFERRED_SEEDS="1 2 3 4 5" tests/ranks/test_deferred.sh     more orders
 . "$(dirname "$0")/../support/prelude.sh"

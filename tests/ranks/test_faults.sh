@@ -1,7 +1,6 @@
 #!/bin/bash
-# Runs of several ranks that are broken on purpose, again and again, by faults drawn from a seed: each ends with the status and
-# the words that belong to the fault, is started again, and in the end there are the bits of a run that was left alone. What the
-# restarts took is printed.
+# Runs of several ranks, broken on purpose again and again by faults drawn from a seed. Each attempt ends with the status and the
+# message of its fault and is restarted, and the run ends with the bits of an undisturbed one. Prints how long the restarts took.
 #   FAULTS=30 SEED=1 tests/ranks/test_faults.sh     (make soak)
 # ranks: 4, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
@@ -10,7 +9,7 @@ faults=${FAULTS:-3}
 RANDOM=${SEED:-1}
 
 letters 200 3 >text.txt
-# One non-finite step ends an attempt here, so that the restart takes it again and the curve stays.
+# One non-finite step ends an attempt here, so that the restart repeats it and the curve stays the same.
 cat >run.yaml <<EOF_YAML
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, tie_word_embeddings: true}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache, audit: true}
@@ -26,8 +25,8 @@ EOF_YAML
 stamp() { while IFS= read -r line; do echo "$EPOCHREALTIME $line"; done; }
 count() { grep -c -- "$1" "$2"; }
 
-# draw RANKS COUNT KINDS...: fills spec, and what the attempts must end with. All kinds in turn, each turn in another order. Each
-# fault has ten steps of its own: what a flipped bit does is noticed before the next comes.
+# draw RANKS COUNT KINDS...: sets spec, and ends: the exit statuses of the attempts. Each turn uses all kinds, in another order.
+# Faults are ten steps apart, so that a flipped bit is noticed before the next fault.
 draw() {
     local ranks=$1 number=$2 attempt=0 turn=() i at kind
     shift 2
@@ -51,14 +50,14 @@ draw() {
     done
 }
 
-# The log's lines have times before them: from each fault that ends an attempt to that end, and to the next step.
+# Measures, from the time stamps before the log's lines, the time from each fault that ends an attempt to that end and to the next step.
 measure() {
     awk '$2 == "warning:" && $3 == "injected" && $0 !~ /: slow/ { kind = $0; sub(/.*: /, "", kind); sub(/,.*/, "", kind); hit = $1; ended = 0 }
          $0 ~ /training ended/ && hit { ended = $1 }
          $2 ~ /^step:/ && ended { printf "%s %.2f %.2f\n", kind, ended - hit, $1 - hit; hit = ended = 0 }' "$1"
 }
 
-# soak NAME COUNT RANKS OVERRIDES -- KINDS
+# soak NAME COUNT RANKS OVERRIDES -- KINDS: runs with COUNT faults of these kinds and checks the result.
 soak() {
     local name=$1 number=$2 ranks=$3 overrides=() status left said before=$failures
     shift 3
@@ -73,14 +72,14 @@ soak() {
     [ "$(count 'injected on rank' "$name.log")" -eq "$number" ] || fail "$name: not $number faults, but $(grep 'injected' "$name.log")"
     said=$(sed -n 's/.*training ended: exit status \([0-9]*\).*/\1/p' "$name.log" | tr '\n' ' ')
     [ "$said" = "$ends" ] || fail "$name: the attempts ended with $said, not $ends, of $spec"
-    # Each cause is said, and once: of a frozen rank by those who waited.
+    # Each cause is reported exactly once; a frozen rank is reported by those who waited for it.
     [ "$(count "weft: $killed" "$name.log")" -eq "$(tr ' ' '\n' <<<"$ends" | grep -c 137)" ] || fail "$name: kills"
     [ "$(count 'weft: 1 steps in a row were not finite' "$name.log")" -eq "$(tr ' ' '\n' <<<"$ends" | grep -c 17)" ] || fail "$name: NaNs"
     [ "$(count 'weft: replicas differ after step' "$name.log")" -eq "$(tr ' ' '\n' <<<"$ends" | grep -c 18)" ] || fail "$name: flipped bits"
     [ "$(count 'nothing has come for .* in step' "$name.log")" -ge "$(tr ' ' '\n' <<<"$ends" | grep -c 76)" ] || fail "$name: stops"
     [ "$(count 'weft: rank [0-9]* answers nobody' "$name.log")" -eq "$(tr ' ' '\n' <<<"$ends" | grep -c 76)" ] || fail "$name: verdicts on stops"
     ! grep -q 'microbatch -1' "$name.log" || fail "$name: $(grep -m1 'microbatch -1' "$name.log")"
-    # Nobody is left, and nothing has changed.
+    # No process is left, and curve, weights and samples are unchanged.
     left=$(pgrep -f "run.dir=$directory/$name" | tr '\n' ' ')
     [ -z "$left" ] || fail "$name: processes are left: $left"
     [ "$(curve "$name-whole")" = "$(curve "$name")" ] || fail "$name: another curve: $(diff <(curve "$name-whole") <(curve "$name") | head -4)"

@@ -1,10 +1,10 @@
 #!/bin/bash
-# A rank that hangs is found by the others within the limit, whatever the run is at: each phase, rank 0 and another. And what only
-# takes long is not taken for it.
+# The other ranks find a rank that hangs within the limit, in every phase of a run, for rank 0 and another rank. Work that only
+# takes long is not mistaken for a hang.
 # ranks: 2, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
-end_jobs() { kill $(jobs -p) 2>/dev/null || true; wait; } # mpirun takes its ranks along
+end_jobs() { kill $(jobs -p) 2>/dev/null || true; wait; } # mpirun ends its ranks too
 
 letters 100 3 >text.txt
 cat >run.yaml <<EOF
@@ -20,12 +20,12 @@ run: {threads: 1}
 comm: {watchdog_s: 8}
 EOF
 
-# The limit is there so that a test does not hang for ever: no verdict is taken from it.
+# The limit only keeps a test from hanging forever: no verdict depends on it.
 start() { # NAME FAULT WORD...
     timeout -k 5 1500 "$weft" train run.yaml run.dir="$1" data.cache_dir="$1.cache" -n 2 --inject "$2" "${@:3}" >"$1.out" 2>"$1.err" </dev/null
     echo $? >"$1.status"
 }
-# found NAME RANK PHASE: by the other one.
+# found NAME RANK PHASE: the other rank must have found that RANK hangs in PHASE.
 found() {
     [ "$(cat "$1.status")" -eq 76 ] || fail "$1: exit status $(cat "$1.status"), not 76: $(tail -3 "$1.err")"
     grep -q "^weft: rank $((1 - $2)): nothing has come for .*, in $3" "$1.err" || fail "$1: nobody waits in $3: $(cat "$1.err")"
@@ -33,7 +33,7 @@ found() {
     has "$1.err" "weft: rank $2 answers nobody: it hangs, or the machine does; this was found in $3"
 }
 
-# Before MPI knows the ranks; it takes longest.
+# A hang before MPI knows the ranks; finding it takes longest.
 cat >late.sh <<'EOF'
 [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" != 1 ] || kill -STOP $$
 exec "$@"
@@ -43,7 +43,8 @@ EOF
     echo $? >late.status
 } &
 
-# Each phase once, of rank 0 and rank 1 in turn; each of both with HANGS=full. Some at a time: they wait, mostly, but start first.
+# Each phase once, with rank 0 and rank 1 in turn; with HANGS=full, each phase with both. Only some run at a time: they mostly wait, but
+# starting them takes the processor.
 phases=(reading tokenizing allocating measuring loading records comparing validation saving ending)
 runs=()
 for i in "${!phases[@]}"; do
@@ -53,17 +54,17 @@ done
 started=()
 for run in "${runs[@]}"; do
     words=()
-    [ "${run#* }" != measuring ] || words=(train.steps=100000) # shorter runs have no peak measured
+    [ "${run#* }" != measuring ] || words=(train.steps=100000) # shorter runs do not measure the peak
     start "${run/ /-}" "stop:rank=${run% *},phase=${run#* }" "${words[@]}" &
     started+=($!)
     [ $((${#started[@]} % 5)) -ne 0 ] || wait "${started[@]}"
 done
 wait "${started[@]}"
 start step "stop:rank=1,step=3" &
-# Later than the first time, and on resuming.
+# A hang in a later save than the first, and one on resuming.
 start later "stop:rank=1,phase=saving,step=4" &
 { start resumed "kill:rank=1,phase=validation,step=4" && start resumed "stop:rank=0,phase=loading"; } &
-# One that neither hangs nor works is told from those.
+# A rank that neither hangs nor makes progress is reported differently.
 start busy "slow:rank=1,phase=allocating,ms=600000" &
 wait
 for run in "${runs[@]}"; do found "${run/ /-}" "${run% *}" "${run#* }"; done
@@ -73,13 +74,13 @@ found resumed 0 loading
 [ "$(cat busy.status)" -eq 76 ] || fail "busy: exit status $(cat busy.status)"
 has busy.err "weft: rank 1: is busy, and waits for no rank, in allocating"
 has busy.err "weft: the others have waited for rank 1 for more than comm.watchdog_s = 8 s"
-# There is nobody to ask: the process is named.
+# Before MPI starts, no rank can be asked: the message names the process.
 [ "$(cat late.status)" -eq 76 ] || fail "late: exit status $(cat late.status)"
 has late.err "weft: rank 0: nothing has come for"
 has late.err "while waiting for all ranks (MPI start), in MPI start"
 grep -q '^weft: rank 1 (process [0-9]*): stopped, and answers nobody' late.err || fail "late: rank 1 is not named: $(cat late.err)"
 
-# The faults that there are not.
+# Faults that do not exist are refused.
 for fault in stop:rank=0,phase=steps kill:rank=0,phase=MPI nan:rank=0,phase=saving stop:phase=ending,step=5 stop:rank=2,phase=ending; do
     start refused "$fault"
     [ "$(cat refused.status)" -eq 2 ] || fail "--inject $fault: exit status $(cat refused.status)"

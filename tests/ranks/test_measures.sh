@@ -1,6 +1,5 @@
 #!/bin/bash
-# Figures of validation sets, of tasks and of probes do not depend on the mesh, to the last bit; where ranks share matrices or tokens, at one
-# canonical degree.
+# Figures of validation sets, tasks and probes do not depend on the mesh, to the last bit; with tp or cp, at one canonical degree.
 # ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$script")/../support/tasks.sh"
@@ -40,20 +39,20 @@ same() { # DIR [BASE]
 
 train one
 [ "$(figures one | wc -l)" -eq 39 ] || fail "$(figures one | wc -l) records of three times three validations and four tasks, twice five units, and four times two sources"
-# Losses of sources make up the loss of the step; six samples of eight windows or so have been read of one of them.
+# The losses of the sources add up to the loss of the step. Of one source, about six samples of eight windows have been read.
 sed 's/.*"step": \([0-9]*\),.*"loss": \([^,]*\),.*"targets": \([^,]*\), "tokens": \([^,]*\),.*/source \1 \2 \3 \4/; t; s/.*"train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad.*/step \1 \2/; t; d' one/metrics.jsonl |
     awk '$1 == "source" { sum[$2] += $3 * $4; targets[$2] += $4; tokens[$2] += $5 } $1 == "step" { loss[$2] = $3 }
     END { for (s = 1; s <= 4; s++) { d = sum[s] / targets[s] / loss[s] - 1; if (!(d * d < 1e-24) || tokens[s] != 256) { print "step", s, d, tokens[s]; bad = 1 } } exit bad }' >sums ||
     fail "losses by source: $(cat sums)"
 grep -q '^  text.txt: .* 66.67% of samples, read [0-9.]* times$' one.err || fail "how often a source is read: $(grep text.txt one.err)"
-# Each step is told of once, whatever a run is cut into.
+# Each step is recorded once, however often a run was stopped and resumed.
 told=(metrics.log_freq=3 checkpoint.every=2 validation.every=0 evaluation.every=0 metrics.probe=0)
 train through "${told[@]}"
 train cut "${told[@]}" train.steps=2 schedule.total_steps=4
 train cut "${told[@]}" schedule.total_steps=4
 [ "$(figures through | grep source)" = "$(figures cut | grep source)" ] && [ "$(figures through | grep -c source)" -eq 8 ] ||
     fail "sources of a run that goes on: $(diff <(figures through) <(figures cut) | head -4)"
-# What is wrong with text is said by one rank.
+# Only one rank reports what is wrong with text.
 { letters 40 3 && printf '\xe9\xff\n'; } >broken.txt
 train said -n 2 mesh.dp_replicate=2 train.steps=1 'data.sources=[broken.txt]' 'evaluation.tasks=[{path: broken.txt, task: text}]'
 [ "$(grep -c 'bytes are not UTF-8' said.err)" -eq 2 ] || fail "of the source and of the task: $(grep UTF-8 said.err)"
@@ -68,7 +67,7 @@ same pp2x2
 train pp3 -n 3 mesh.pp=3 pipeline.schedule=gpipe
 same pp3
 
-# Ranks that share matrices, the vocabulary among them, and tokens, by keys and by heads.
+# Ranks that shard matrices (also those of the vocabulary) and tokens, with both cp methods.
 sliced=(model.num_key_value_heads=2 numerics.canonical_tp=2 numerics.canonical_cp=4 train.compute=bf16)
 train slices "${sliced[@]}"
 [ "$(figures slices | wc -l)" -eq 39 ] || fail "$(figures slices | wc -l) records of slices"
@@ -79,7 +78,7 @@ same tp2pp2 slices
 train cp2 -n 2 "${sliced[@]}" mesh.cp=2 parallel.context=heads train.recompute=full
 same cp2 slices
 
-# weft eval has the same bits on any mesh: of a text, and of tasks with examples.
+# weft eval has the same bits on any mesh, for a text and for tasks with examples.
 sed -i 's/^evaluation: .*/evaluation: {tasks: [hellaswag.jsonl, {path: winogrande.jsonl, num_fewshot: 2}, lambada.jsonl, text.jsonl]}/' run.yaml
 evaluates() { # N WORD...
     timeout -k 5 600 "$weft" eval "${run:-one}" "${@:2}" --compute "${compute:-fp32}" --threads 1 --json -n "$1" </dev/null 2>err || fail "eval ${*:2}: $(tail -3 err)"
@@ -92,7 +91,7 @@ for keys in "3" "4 mesh.dp_replicate=2" "4 mesh.pp=2 mesh.dp_replicate=2"; do
     evaluates "$1" text.txt "${@:2}" | cmp - text1.json || fail "a text on the ranks $keys"
     evaluates "$1" --tasks run.yaml --samples samples "${@:2}" | cmp - tasks1.json && cmp samples samples1 || fail "tasks on the ranks $keys"
 done
-# So are those in bf16, in which no rank holds weights in fp32.
+# The same in bf16, where no rank holds weights in fp32.
 compute=bf16 evaluates 1 text.txt >text2.json
 for keys in "3" "2 mesh.dp_replicate=2" "4 mesh.pp=2 mesh.dp_shard=2"; do
     # shellcheck disable=SC2086
@@ -102,7 +101,7 @@ done
 has err "ranks on this machine take"
 exits 71 eval one text.txt --batch 1048576 --context 4096 -n 2
 [ "$(grep -c "2 ranks on this machine take .* only " err)" -eq 1 ] || fail "more than there is: $(cat err)"
-# With tp and cp they are those of one rank at the same canonical degrees, and of any other but for last bits.
+# With tp and cp the figures are those of one rank at the same canonical degrees; at other degrees they differ in the last bits.
 run=slices canonical="numerics.canonical_tp=2 numerics.canonical_cp=4"
 # shellcheck disable=SC2086
 {
@@ -114,11 +113,11 @@ run=slices canonical="numerics.canonical_tp=2 numerics.canonical_cp=4"
 numbers() { grep -o '"sums": *\[[^]]*' "$1" | grep -oE -- '-?[0-9]+\.?[0-9]*(e[-+]?[0-9]+)?'; }
 [ "$(numbers samples1 | wc -l)" -gt 60 ] || fail "scores of one rank: $(head -2 samples1)"
 paste <(numbers samples1) <(numbers samples2) | awk 'NF != 2 { bad = 1 } { d = $1 - $2; if (d < 0) d = -d; if (d > -1e-5 * $1) bad = 1 } END { exit bad }' ||
-    fail "scores with leaves are others: $(diff samples1 samples2 | head -4)"
+    fail "scores with splits are different: $(diff samples1 samples2 | head -4)"
 exits 78 eval one text.txt -n 2 mesh.pp=3
 exits 2 eval one text.txt mesh.pp=2 nonsense
 
-# Ranks that would ask unlike things end with one error.
+# Ranks with different task files end with one error.
 printf '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n' >piqa-0.jsonl
 printf '{"goal": "a", "sol1": "b", "sol2": "d", "label": 0}\n' >piqa-1.jsonl
 cat >unlike.sh <<'END'

@@ -1,11 +1,11 @@
 #!/bin/bash
-# What weft plan says is what ranks take, and it stays so: steps of every pipeline schedule, the memory of every rank at every step.
+# Ranks take the memory that weft plan reports, and it stays constant: checks every rank at every step with every pipeline schedule.
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 sanitized=$("$weft" --version | grep -E '^build:.*(address|thread)')
-# From which step on memory stays. MPICH touches the cells of its rings of messages one after another: all have been in use within 40 steps
-# here, and over a thousand more nothing is added.
+# The step from which memory is constant. MPICH touches the cells of its message rings one after another: here all have been used within
+# 40 steps, and a thousand more add nothing.
 settled=2 steps=30
 is_open_mpi || settled=45 steps=73
 
@@ -20,10 +20,10 @@ checkpoint: {every: 0}
 metrics: {log_freq: 1, all_ranks: true, tensorboard: false}
 run: {threads: 1}
 EOF2
-# Pages that the C library and MPI take; a leak of one boundary tensor (16 KiB) a step would be more.
+# Allowance for pages that the C library and MPI take; a leak of one boundary tensor (16 KiB) per step would exceed it.
 slack=$((256 * 1024))
-# Since the first step beside: what MPI sets up with the first message of a pair, buffers of files and the stacks that calls reach
-# for the first time. Some 64 KiB in all; 400 KiB with MPICH's rings.
+# Allowance since the first step: what MPI sets up with the first message of a pair, file buffers, and stack pages touched for the
+# first time. Some 64 KiB in all; 400 KiB with MPICH's rings.
 first_slack=$((512 * 1024))
 is_open_mpi || first_slack=$((1024 * 1024))
 
@@ -33,17 +33,17 @@ check() {
     shift
     "$weft" plan run.yaml -n 2 -r 0 "$@" >"$name.plan" 2>&1 || { fail "$name: $(tail -3 "$name.plan")"; return; }
     "$weft" train -n 2 run.yaml run.dir="$name" "$@" >"$name.out" 2>&1 || { fail "$name: $(tail -3 "$name.out")"; return; }
-    # Planned: what rank 0 allocated, pools and the copy that a checkpoint will be written from.
+    # planned_bytes is what rank 0 allocated: pools, and the copy from which a checkpoint is written.
     fact=$(sed -n 's/.*"planned_bytes": \([0-9]*\).*/\1/p' "$name/journal.jsonl")
     total=$(awk '$1 == "total" && $3 ~ /iB/ { print $2 * ($3 == "GiB" ? 1024 : $3 == "KiB" ? 1 / 1024 : 1) }' "$name.plan" | tail -1)
     awk -v took="$fact" -v total="$total" 'BEGIN { d = took / 1048576 - total; exit !(took > 0 && d < 0.02 && d > -0.02) }' ||
         fail "$name: planned $total MiB, took $fact bytes"
-    # What the plan says of memory outside, twice over: other libraries take other memory.
+    # Memory outside the plan: twice the plan's own estimate, since other library versions take other amounts.
     [ -n "$sanitized" ] || awk -F'"memory_resident": |, "memory_peak": |, "memory_fraction"' -v took="$fact" '/"kind": "train"/ {
         resident = ($2 - took) / 1048576; peak = ($3 - took) / 1048576
         if (resident > 90 || peak > 90 + 96) { print "resident " resident ", peak " peak " MiB beyond the plan"; exit 1 } }' \
         "$name/metrics.jsonl" || fail "$name: more memory outside the plan than it says"
-    # A sanitizer keeps what was freed for a while: resident memory is then its own.
+    # A sanitizer keeps freed memory for a while, so resident memory proves nothing.
     [ -z "$sanitized" ] || return
     for metrics in "$name/metrics.jsonl" "$name/metrics-00001.jsonl"; do
         sed -n 's/.*"step": \([0-9]*\),.*"memory_resident": \([0-9]*\),.*/\1 \2/p' "$metrics" >memory

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Random configurations, each on one rank and on random meshes, where it stops and goes on on another one: they are refused by name, or have the
-# losses, norms, weights and optimizer states of one rank.
-#   RUNS=300 SEED=2 tests/ranks/test_random.sh      other ones, and more (make soak)
+# Random configurations, each on one rank and on random meshes, where the run stops and resumes on another mesh. Each is refused with an
+# error, or has the losses, norms, weights and optimizer states of one rank.
+#   RUNS=300 SEED=2 tests/ranks/test_random.sh      more, and different ones (make soak)
 # ranks: 8
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
@@ -21,7 +21,8 @@ run: {threads: 1}
 END
 tokenized
 
-# draw NAME CHOICE...: one of them, into a variable. at_times PERCENT [WORD...]: whether; and then words of the run.
+# draw NAME CHOICE...: sets the variable NAME to one of the choices. at_times PERCENT [WORD...]: true in PERCENT of the calls; it then adds
+# the words to those of the run.
 draw() {
     local -n drawn=$1
     shift $((1 + RANDOM % ($# - 1)))
@@ -32,7 +33,7 @@ at_times() {
     [ $((RANDOM % 100)) -lt "$1" ] || return 1
     words+=("${@:2}")
 }
-key() { # KEY CHOICE...: a word of the run
+key() { # KEY CHOICE...: adds KEY with one of the choices to the words of the run
     local value
     draw value "${@:2}"
     words+=("$1=$value")
@@ -89,7 +90,7 @@ draw_model() {
     esac
 }
 
-# Adapters in place of all weights, on a model that was trained for a step.
+# LoRA adapters on a model that was trained for a step.
 adapt() {
     config=("${words[@]}")
     rm -rf base
@@ -99,7 +100,7 @@ adapt() {
     at_times 30 'lora.match=q_proj|v_proj|gate_proj'
 }
 
-# Beside the model: what does not hang on the mesh.
+# Draws the keys that depend neither on the model nor on the mesh.
 draw_run() {
     draw leaves 1 2 4 4
     draw spans 1 4 4
@@ -138,7 +139,7 @@ draw_mesh() {
     at_times 20 run.threads=2
 }
 
-# went DIR WORD...: well; or it was refused, and there is nothing to compare.
+# went DIR WORD...: runs weft train. Returns false if it was refused and there is nothing to compare; other errors are failures.
 went() {
     local status=0
     timeout -k 5 900 "$weft" train run.yaml run.dir="$1" "${config[@]}" "${@:2}" >out 2>err </dev/null || status=$?
@@ -178,4 +179,4 @@ while [ $compared -lt "$runs" ] && [ $refused -lt $((20 * runs)) ] && [ $failure
     done
 done
 [ $compared -ge "$runs" ] || fail "only $compared meshes of $runs could be compared, $refused were refused"
-conclude "$compared stops and goings on: the bits of one rank; $refused configurations and meshes refused"
+conclude "$compared runs stopped and resumed with the bits of one rank; $refused configurations and meshes refused"

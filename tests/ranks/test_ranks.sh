@@ -1,12 +1,12 @@
 #!/bin/bash
-# Runs of many ranks as users make them: the curve, the validation and the final weights do not depend on the mesh; a run is
-# stopped on one mesh and goes on on another; checkpoints of all meshes are alike; errors are said once, whoever makes them.
+# Runs of many ranks as users start them: the curve, the validation and the final weights do not depend on the mesh; a run stops
+# on one mesh and resumes on another; checkpoints of all meshes are equal; an error is reported once, whichever rank makes it.
 # ranks: 8
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
-end_jobs() { kill $(jobs -p) 2>/dev/null || true; wait; } # mpirun takes its ranks along
+end_jobs() { kill $(jobs -p) 2>/dev/null || true; wait; } # mpirun ends its ranks too
 
-# Documents shorter and longer than the context: microbatches have unequal numbers of valid targets.
+# Documents shorter and longer than the context: microbatches have unequal numbers of target tokens.
 awk 'BEGIN { srand(7); split("the light and dark of day night sea land was made good very many seed tree fruit", w, " ")
     for (p = 0; p < 300; p++) { n = 3 + int(rand() * 40); for (i = 0; i < n; i++) printf "%s ", w[int(rand() * 16) + 1]; printf "\n\n" } }' >text.txt
 cat >run.yaml <<EOF
@@ -21,38 +21,39 @@ metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
 EOF
 
-# train DIR WORD... : one run, whose status goes to DIR.status; launch: the same beside others. Ranks that wait for each other end in time, too.
+# train DIR WORD... : runs weft train and writes its exit status to DIR.status. launch: the same, concurrently with others. The time limit
+# also ends ranks that wait for each other forever.
 train() {
     timeout -k 5 1500 "$weft" train run.yaml run.dir="$1" "${@:2}" >"$1.out" 2>"$1.err" </dev/null
     echo $? >"$1.status"
 }
 launch() { meanwhile "$(ranks_in "$@")" train "$@"; }
-# went DIR : well.
+# went DIR : the run must have ended with status 0.
 went() { [ "$(cat "$1.status")" -eq 0 ] || { fail "$1: exit status $(cat "$1.status"): $(tail -3 "$1.err")"; return 1; }; }
-# All digits of every loss and norm, and of every validation.
+# curve DIR : prints every loss, norm and validation loss with all digits.
 curve() {
     sed -n -e 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' \
         -e 's/.*"kind": "validation", "step": \([0-9]*\),.*"loss": \([^,]*\),.*"tokens": \([0-9]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"
 }
 last() { ls -d "$1"/checkpoints/step-* | tail -1; }
-# same DIR BASE : a run went as another, to the last bit of its model file.
+# same DIR BASE : both runs must have the same curve, weights and model file, to the last bit.
 same() {
     went "$1" || return
     [ "$(curve "$1")" = "$(curve "$2")" ] || fail "$1 is another curve than $2: $(diff <(curve "$2") <(curve "$1") | head -4)"
     [ "$("$weft" inspect --digest "$1")" = "$("$weft" inspect --digest "$2")" ] || fail "$1 ends with other weights than $2"
     cmp -s "$(last "$1")/model.safetensors" "$(last "$2")/model.safetensors" || fail "$1 writes another model file than $2"
 }
-# said DIR TEXT : an error, once, and nothing else that looks like one.
+# said DIR TEXT : the run reported this error once, and no other.
 said() {
     grep -qF -- "$2" "$1.err" || fail "$1: no \"$2\" in: $(tail -3 "$1.err")"
     [ "$(grep -c '^weft: ' "$1.err")" -eq 1 ] || fail "$1: not said once: $(cat "$1.err")"
 }
 
-# Runs that are compared below, as many beside each other as there are ranks; the first makes the tokens that all read.
+# The runs that are compared below, as many at a time as the declared ranks allow. The first one writes the token cache that all read.
 whole='optimizer.groups=[{match: proj|embed, whole: true}]'
 fast="train.numerics=fast train.steps=30 checkpoint.every=0 validation.every=0 data.audit=false"
 long="train.steps=300 checkpoint.every=0 validation.every=0"
-# Orders of a file: rank 1 takes the microbatches in another order than rank 0 sends them.
+# A schedule from a file: rank 1 takes the microbatches in another order than rank 0 sends them.
 printf '0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,0B0,0B1,0B2,0B3,0B4,0B5,0B6,0B7\n1F7,1B7,1F5,1B5,1F6,1B6,1F0,1B0,1F1,1B1,1F2,1B2,1F4,1B4,1F3,1B3\n' >own.csv
 train one
 went one || exit 1
@@ -74,15 +75,15 @@ launch fastzbv -n 2 mesh.pp=2 $fast pipeline.schedule=zbv train.recompute=full
 launch fast4 -n 4 mesh.pp=4 $fast pipeline.schedule=gpipe
 together
 
-# Exact: 1 rank with 8 microbatches, 2 with 4, 4 with 2, 8 with 1; every kind of sharding and moment of summing.
+# Exact numerics: 1 rank with 8 microbatches, 2 with 4, 4 with 2, 8 with 1; every kind of sharding and time of gradient reduction.
 [ "$(curve one | wc -l)" -eq 103 ] || fail "100 steps and 3 validations make $(curve one | wc -l) records"
 awk 'NR == 1 { first = $2 } { end = $2 } END { exit !(end < 0.5 * first) }' <(curve one) || fail "the loss does not fall"
 "$weft" audit one >/dev/null || fail "weft audit of one rank"
 for run in ddp2 hsdp4 fsdp8 whole4 pp2fsdp2 own; do same $run one; done
 went quiet2 && [ ! -s quiet2.out ] && [ ! -s quiet2.err ] || fail "train -n 2 -q: $(head -3 quiet2.out quiet2.err)"
-grep -q 'whole matrices, each on one of 2 shards' whole4.err || fail "who has whole matrices is not said: $(head -40 whole4.err)"
+grep -q 'whole matrices, each on one of 2 shards' whole4.err || fail "the owners of whole matrices are not reported: $(head -40 whole4.err)"
 
-# What ranks say: those asked for, with their names; and a file of metrics each.
+# The selected ranks print their lines with their rank, and each writes a file of metrics.
 [ "$(grep -c '^\[rank 3\] *step:' hsdp4.err)" -eq 100 ] && [ "$(grep -c '^\[rank 0\] *step:' hsdp4.err)" -eq 100 ] || fail "metrics.log_ranks: $(grep -c step: hsdp4.err) lines: $(grep step: hsdp4.err | head -2)"
 ! grep -q '^\[rank [12]\]' hsdp4.err || fail "ranks speak that were not asked"
 [ "$(grep -c '^\[rank 3\] *validate' hsdp4.err)" -eq 3 ] || fail "rank 3 does not say how validation went"
@@ -94,14 +95,14 @@ ls ddp2 | grep -q 'metrics-' && fail "metrics of other ranks that nobody asked f
 "$weft" audit hsdp4 >/dev/null || fail "weft audit of 4 ranks"
 "$weft" audit pp2fsdp2 >/dev/null || fail "weft audit of pipelines"
 
-# Without exact: DDP = FSDP = HSDP at one data-parallel degree, any pipeline, recompute.
+# Fast numerics: DDP = FSDP = HSDP at one data-parallel degree, with any pipeline and recompute.
 went ddp4
 for run in fsdp4 wholefsdp4 hsdp22; do same $run ddp4; done
 [ "$(curve fast1 | head -20)" != "$(curve ddp4 | head -20)" ] || fail "4 ranks add up as one does: the test cannot tell them apart"
 for run in fast1f1b fastzbv fast4; do same $run fast1; done
 
-# Stopped on one mesh, by a signal and by weft stop, and gone on on others.
-# stop HOW WORD... : a part of the run `moved`, which is asked to stop where rank 0 stands still until it is.
+# A run is stopped on one mesh, by a signal and by weft stop, and resumes on others.
+# stop HOW WORD... : continues the run `moved` until rank 0 stops itself, requests a stop, and lets rank 0 continue.
 steps() { cat moved/metrics.jsonl 2>/dev/null | grep -c '"kind": "train"'; }
 stop() {
     local how=$1 pid
@@ -134,20 +135,20 @@ moves() {
     [ "$(curve moved)" = "$(curve long)" ] || fail "a run moved between meshes is another curve: $(diff <(curve long) <(curve moved) | head -4)"
     "$weft" audit moved >audit.out || fail "weft audit of the moved run: $(tail -3 audit.out)"
     grep -q "exactly once" audit.out || fail "weft audit says: $(cat audit.out)"
-    # Models on their way in and out: rounded, and from a directory of Hugging Face.
+    # Starting from a model: rounded to bf16, and from a Hugging Face directory.
     local in="model.init=moved train.steps=5 schedule.warmup_steps=0 checkpoint.dtype=bf16"
     train in1 $in
     train in4 -n 4 mesh.pp=2 $in
     same in4 in1
     [ "$(curve in1 | head -1)" != "$(curve one | head -1)" ] || fail "weights of model.init are not used"
-    # A copy that is the mesh's own is read by one rank too.
+    # One rank also reads a model copy that several ranks wrote.
     train in4 $in train.steps=8 'run.allow_changes=[train.steps]'
     went in4
 }
 meanwhile 4 moves
 
-# SIGUSR1 has come to a rank. mpirun has been seen to lose one that came while it heard of a child that was stopped: what the launcher sent it
-# is sent again every five seconds.
+# True when SIGUSR1 is pending for a rank. mpirun has been seen to lose a signal that came while it learned of a stopped child, so the
+# launcher's signal is repeated every five seconds.
 came_through() { # LAUNCHER RANK
     pending "$2" 200 && return 0
     [ $((ticks % 250)) -ne 249 ] || kill -USR1 $(cat "/proc/$1/task/$1/children")
@@ -159,7 +160,8 @@ impatient() {
     "$weft" train run.yaml run.dir=impatient $long train.steps=1000000 schedule.total_steps=300 -n 2 >/dev/null 2>impatient.err </dev/null &
     pid=$!
     await has_lines impatient/metrics.jsonl 3
-    # Rank 0 is stopped, so that the first is not followed before the second comes; the other ends on that, and mpirun wakes rank 0.
+    # Rank 0 is stopped, so that the run does not end on the first SIGINT before the second comes. The other rank ends on the second, and
+    # mpirun wakes rank 0.
     chief=$(cat impatient/lock)
     kill -STOP "$chief"
     await is_stopped "$chief"
@@ -167,11 +169,11 @@ impatient() {
     await came_through "$pid" "$chief"
     kill -INT $pid
     wait $pid || status=$?
-    # Had the ranks not ended by themselves, that would have been said.
+    # If the ranks had not ended by themselves, weft would have reported it.
     [ "$status" -eq 130 ] || fail "a second SIGINT: exit status $status: $(tail -3 impatient.err)"
     hasnt impatient.err "did not end on the second SIGINT"
     ! grep -q "^weft:" impatient.err || fail "a second SIGINT: $(grep '^weft:' impatient.err)"
-    # The empty word is refused before anything is started.
+    # An empty --inject is refused before anything starts.
     status=0
     "$weft" train run.yaml run.dir=impatient -n 2 --inject '' >/dev/null 2>impatient.err </dev/null || status=$?
     [ "$status" -eq 2 ] || fail "--inject '': exit status $status"
@@ -179,14 +181,14 @@ impatient() {
 }
 meanwhile 2 impatient
 
-# The rank with the sum that is not finite is not the one that made it.
+# The rank that holds the non-finite sum need not be the one that caused it.
 first_nan() {
     train nan -n 2 train.steps=3 --inject nan:rank=1,step=2
     grep -q "warning: step 2: .* first in .* (held by rank [01], stage 0)" nan.err || fail "a NaN: $(grep warning nan.err)"
 }
 meanwhile 2 first_nan
 
-# More threads than cores: ranks that weft starts wait without spinning, of others it is asked.
+# More threads than cores: ranks that weft starts wait without spinning; for ranks started by mpirun, weft asks the user to set that.
 crowds() {
     local many="run.threads=$(($(nproc) + 1)) train.steps=2"
     unset OMP_WAIT_POLICY
@@ -198,7 +200,7 @@ crowds() {
 }
 meanwhile 2 crowds
 
-# mpirun's files lie in a directory of the run's own, which no other job removes, and nothing of it stays.
+# mpirun's files are in a separate directory, which no other job removes, and nothing of it stays.
 own_sessions() {
     mkdir temporary
     TMPDIR=$directory/temporary "$weft" train run.yaml run.dir=sessions train.steps=1 \
@@ -210,7 +212,7 @@ own_sessions() {
 }
 meanwhile 2 own_sessions
 
-# bad STATUS TEXT WORD... : fails with that status, said once.
+# bad STATUS TEXT WORD... : the run fails with that status and reports TEXT once.
 number=0
 bad() { meanwhile "$(ranks_in "${@:3}")" ends_badly "bad$((number += 1))" "$@"; }
 ends_badly() {
@@ -248,4 +250,4 @@ printf '{"text": "fine"}\n{"text": 3}\n' >broken.jsonl
 bad 65 'broken.jsonl:2' -n 4 'data.sources=[broken.jsonl]' data.validation_fraction=0
 bad 66 'no/such/model' -n 2 model.init=no/such/model
 together
-conclude "all meshes as one"
+conclude "all meshes have the results of one rank"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# weft train --restarts: a run that is killed is started again and ends with the bits of one that was left alone; what cannot be
-# mended is not tried again; a request to stop is passed on.
+# weft train --restarts: a killed run is restarted and ends with the bits of an undisturbed one; permanent errors are not
+# retried; a request to stop is passed on.
 . "$(dirname "$0")/../support/prelude.sh"
 
 letters 200 3 >text.txt
@@ -14,8 +14,8 @@ metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
 restart: {backoff_s: 0.05}
 END
-long="train.steps=1000000 schedule.total_steps=100" # never done before it is ended
-# holder DIR [PIDS [STEPS]]: process that trains in it, none of PIDS, once so many steps (1) are recorded.
+long="train.steps=1000000 schedule.total_steps=100" # too long to finish before it is ended
+# holder DIR [PIDS [STEPS]]: waits for a process that trains in DIR, other than PIDS, and for STEPS (1) recorded steps; prints its pid.
 has_holder() {
     local pid
     pid=$(cat "$1/lock" 2>/dev/null)
@@ -28,7 +28,7 @@ holder() {
 
 "$weft" train run.yaml run.dir=whole >/dev/null 2>err </dev/null || { cat err; exit 1; }
 
-# Killed twice, where each stands still until it is.
+# Killed twice, each time while it has stopped itself.
 "$weft" train run.yaml run.dir=killed --restarts 5 --inject 'stop:rank=0,step=28; stop:rank=0,step=47,attempt=1' >/dev/null 2>killed.err </dev/null &
 parent=$!
 for kill in 1 2; do
@@ -44,7 +44,7 @@ grep -q 'signal 9' killed.err || fail "the cause is not said"
 [ "$(grep -c '"event": "restarted"' killed/journal.jsonl)" -eq 2 ] || fail "the journal says: $(cat killed/journal.jsonl)"
 grep '"event": "restarted"' killed/journal.jsonl | tail -1 | grep '"attempt": 2' | grep -q 'signal 9' || fail "the journal does not say why"
 
-# A run that starts anew does so once: the restart goes on from the new checkpoints. The first is there when the second begins.
+# A run that starts over does so only once: its restart resumes from the new checkpoints. An old run is there when it begins.
 "$weft" train run.yaml run.dir=killed run.overwrite=true --restarts 5 --inject stop:rank=0,step=48 >/dev/null 2>anew.err </dev/null &
 parent=$!
 await stands killed
@@ -53,7 +53,7 @@ wait "$parent" || fail "a run started anew and killed ends with $?: $(tail -3 an
 grep -q 'resumed after step' anew.err || fail "the restart does not go on from a checkpoint"
 [ "$(digest whole)" = "$(digest killed)" ] || fail "other weights after starting anew and a restart"
 
-# What a restart does not mend.
+# Errors that a restart does not repair.
 "$weft" train run.yaml run.dir=bad data.sources=[none.txt] --restarts 3 >/dev/null 2>bad.err </dev/null
 status=$?
 [ "$status" -eq 66 ] || fail "a missing input gives $status"
@@ -62,7 +62,7 @@ status=$?
 "$weft" train run.yaml train.steps=x --restarts 3 >/dev/null 2>bad.err </dev/null
 [ $? -eq 78 ] || fail "a bad configuration gives another status"
 
-# As often as allowed, and then the status says what killed it.
+# A run is restarted as often as allowed; then the exit status shows what killed it.
 # shellcheck disable=SC2086
 "$weft" train run.yaml run.dir=mortal $long --restarts 1 >/dev/null 2>mortal.err </dev/null &
 parent=$!
@@ -74,7 +74,7 @@ wait "$parent"
 status=$?
 [ "$status" -eq 137 ] || fail "killed once more than allowed gives $status"
 
-# A request to stop, by a signal or a file, ends it with everything saved; and so does one during the pause.
+# A request to stop, by a signal or a file, ends the run with everything saved; so does one during the pause before a restart.
 for how in TERM INT USR1 file; do
     # shellcheck disable=SC2086
     "$weft" train run.yaml run.dir="$how" $long --restarts 3 >/dev/null 2>"$how.err" </dev/null &
@@ -96,7 +96,7 @@ wait "$parent"
 status=$?
 [ "$status" -eq 75 ] || fail "a stop during the pause gives $status"
 
-# The supervisor killed: its child saves and ends.
+# If the supervisor is killed, its child saves and ends.
 # shellcheck disable=SC2086
 "$weft" train run.yaml run.dir=orphan $long --restarts 3 >/dev/null 2>orphan.err </dev/null &
 parent=$!

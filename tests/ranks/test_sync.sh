@@ -1,5 +1,6 @@
 #!/bin/bash
-# train.gradient_sync: auto on ranks: the same bits as what it is taken for, written down with its reason, kept by a run that goes on.
+# train.gradient_sync: auto on several ranks: has the same bits as the value that it selects, which is recorded with its reason and kept by
+# a resumed run.
 # ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
@@ -22,18 +23,18 @@ same() { [ "$("$weft" inspect --digest "$1")" = "$("$weft" inspect --digest "$2"
 # took DIR VALUE REASON
 took() { grep -q "gradient_sync: $2 *# .*$3" "$1/config.yaml" || fail "$1: $(grep gradient_sync "$1/config.yaml")"; }
 
-# One microbatch a step: shards hold no whole gradient, and every bit is that of `step`.
+# One microbatch per step: shards hold no full gradient, and every bit is that of `step`.
 train open -n 4 mesh.dp_replicate=2
 train step -n 4 mesh.dp_replicate=2 train.gradient_sync=step
 took open microbatch "auto: one microbatch a step"
 same open step
-# In a model whose gradients are more than what ops work in, the plan shows it.
+# In a model whose gradients are larger than its workspace, the plan shows the difference.
 deep=model.num_hidden_layers=24
 planned() { "$weft" plan run.yaml -n 4 mesh.dp_replicate=2 $deep "$@" | sed -n 's/^ *total *\([0-9.]* [A-Za-z]*\) 100.*/\1/p' | head -1; }
 [ -n "$(planned)" ] && [ "$(planned)" != "$(planned train.gradient_sync=step)" ] ||
     fail "memory of auto: $(planned), of step: $(planned train.gradient_sync=step)"
 
-# Several: what a rank's memory says; a run that goes on keeps what it began with, whatever the limit has become.
+# Several microbatches: auto depends on a rank's memory. A resumed run keeps what it began with, even if the limit has changed.
 train tight -n 2 $deep pipeline.memory_gib=0.0000001 train.steps=3 schedule.total_steps=6
 took tight microbatch "auto: nothing fits the memory of a rank, this takes least"
 train tight -n 2 $deep train.steps=6 schedule.total_steps=6

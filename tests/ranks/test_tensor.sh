@@ -1,6 +1,7 @@
 #!/bin/bash
-# Tensor parallelism has the bits of one rank: a tiny model on meshes of real ranks, with leaves that one, two or four of them share,
-# under pipelines, shards, replicas, recomputation, dgrad and wgrad separate, fixed point; then runs as users make them, that go on on another degree.
+# Tensor parallelism has the bits of one rank: a tiny model on meshes of real ranks, with splits distributed over one, two or four of them,
+# combined with pipelines, shards, replicas, recompute, separate dgrad and wgrad, and fixed point. Then runs as users start them, which
+# resume at another degree.
 #   CURVE=full tests/ranks/test_tensor.sh      all meshes of up to 8 ranks, 20 steps (make soak)
 #   CURVE=brief tests/ranks/test_tensor.sh     fewer, for sanitizers
 # ranks: 8
@@ -28,7 +29,7 @@ run() { curves $(($2 * $3 * $4 * $5)) "$2" "$3" "$4" tp "$5" "$1" "$steps" "${6:
 for mesh in "${meshes[@]}"; do run 4 $mesh; done
 # shellcheck disable=SC2086
 for mesh in "1 1 1 1" "1 1 1 2"; do run 2 $mesh; done
-# Heads of keys that are fewer than the leaves, and than the ranks.
+# Fewer KV heads than splits, and than ranks.
 if [ "${CURVE:-quick}" != full ]; then
     run 4 1 1 1 1 2; run 4 1 1 1 4 2; run 4 1 1 1 1 1; run 4 1 1 1 2 1; run 4 2 1 1 2 1
 else
@@ -37,7 +38,7 @@ else
     for tp in 1 2 4 8; do run 8 1 1 1 "$tp" 2; done
 fi
 curves_to all
-# With so few heads of keys the loss need not fall in so few steps.
+# With so few KV heads the loss need not fall in so few steps.
 grep -v -e '-g[12]' all >enough
 grep -e '-g[12]' all >few
 one_curve enough 0 || exit 1
@@ -45,7 +46,7 @@ one_curve few -1 || exit 1
 grep -q ' tp 4 ' all || [ "${CURVE:-quick}" = brief ] || fail "no run had four ranks along tp"
 [ "${CURVE:-quick}" != brief ] || { conclude; exit; }
 
-# The same on a device that runs ops when it must.
+# The same on the deferred device, which runs ops only when something waits for them.
 for heads in 0 1; do WEFT_DEFER=$((heads + 1)) run 4 1 1 1 2 "$heads"; done
 curves_to deferred
 grep ' cp 1 tp 2 pp 1 - replicate 1 shard 1 ' all | grep -e '-c4-' >at_once
@@ -56,8 +57,8 @@ done | diff - deferred >/dev/null || fail "deferred: other bits"
 # ---- as users run it ----
 
 degrees tp 4
-# Of matrices that are stored as one, and transposed, a rank has bands: read and written on another degree they are the file of one rank.
-# Norms of all heads at once are cut with their heads.
+# Of fused and of transposed matrices, a rank holds row or column ranges: read and written at another degree, they give the file of one rank.
+# Norms over all heads are sharded with their heads.
 families=(gpt2 olmo3)
 [ "${CURVE:-quick}" != full ] || families+=(phi3 olmo2)
 for family in "${families[@]}"; do
@@ -69,7 +70,7 @@ for family in "${families[@]}"; do
     rm -rf stored bands
 done
 
-# The same with one head of keys, which all ranks have.
+# The same with one KV head, which all ranks replicate.
 sed -i 's/num_key_value_heads: 4/num_key_value_heads: 1/' run.yaml
 rm -rf one four both piped moved
 degrees tp 4

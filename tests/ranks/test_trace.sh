@@ -1,6 +1,6 @@
 #!/bin/bash
-# metrics.trace on real ranks: every pass of every rank once a traced step, arrows in pairs, a prediction in the journal, a picture
-# in the report; and runs whose trace cannot be.
+# metrics.trace on real ranks: each traced step has every pass of every rank once, arrows in pairs, a prediction in the journal
+# and a picture in the report; impossible traces are refused.
 # ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
@@ -22,10 +22,10 @@ train() {
     shift 2
     "$weft" train -n "$ranks" run.yaml run.dir="$dir" "$@" >"$dir.out" 2>&1 || { fail "$dir: $(tail -3 "$dir.out")"; return 1; }
 }
-# slices DIR STEP RANK PATTERN: measured slices with such a name.
+# slices DIR STEP RANK PATTERN: counts the measured slices with a matching name.
 slices() { grep '"cat": "measured"' "$1/trace.json" | grep "\"pid\": $3,.*\"name\": \"$4" | grep -c "\"step\": $2,"; }
 
-# check DIR RANKS PP MICROBATCHES: 8 units, evenly on PP ranks
+# check DIR RANKS PP MICROBATCHES: checks a trace of 8 units, evenly on PP ranks.
 check() {
     local dir=$1 ranks=$2 passes=$((8 * $4))
     for step in 2 3; do
@@ -62,14 +62,14 @@ train zbv 2 mesh.pp=2 pipeline.schedule=zbv && check zbv 2 2 8
 [ "$(messages zbv)" -eq 64 ] || fail "two boundaries between ranks: not 64 messages but $(messages zbv)"
 train mesh 4 mesh.pp=2 mesh.dp_shard=2 pipeline.microbatches=4 train.microbatch=2 pipeline.schedule=interleaved_zero_bubble &&
     check mesh 4 2 4
-# What crosses over tp is drawn where it starts and where it is waited for, and is of its pass in both timelines.
+# A collective over tp appears where it starts and where it is waited for, and belongs to its pass in both timelines.
 train tensor 2 mesh.tp=2 pipeline.microbatches=2 && [ "$(slices tensor 2 0 'COLLECTIVE 1 m0 TP_REDUCE_SCATTER at part 5')" -eq 1 ] &&
     [ "$(slices tensor 2 0 'WAIT 1 m0 TP_REDUCE_SCATTER at part 5')" -eq 1 ] || fail "tensor: $(grep -c WAIT tensor/trace.json) ends of collectives"
 train short 2 mesh.pp=2 metrics.trace=5-9 && [ "$(grep -c '"event": "traced"' short/journal.jsonl)" -eq 1 ] ||
     fail "a run that ends before the last step to be traced"
 train none 1 metrics.trace= && [ -e none/trace.json ] && fail "a trace that nobody asked for"
 
-# A run that starts over leaves nothing of the one before, but what is not weft's.
+# A run that starts over removes everything of the previous one except files that are not weft's.
 train over 2 mesh.pp=2 metrics.all_ranks=true metrics.tensorboard=true data.audit=true
 "$weft" report over >over.report 2>&1 || fail "over: $(cat over.report)"
 echo mine >over/notes.txt

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Ranks that were started unlike each other (a stale file on a node): every such launch ends before the first step, with one
-# error that names ranks and keys. Unlike processors are no error.
+# Ranks that were started with different inputs (such as a stale file on a node): every such launch ends before the first step,
+# with one error that names ranks and keys. Different processors are not an error.
 # ranks: 4, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
@@ -18,8 +18,8 @@ metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1, dir: $directory/run}
 EOF
 
-# unlike STATUS TEXT WORD... : two ranks run run.yaml, a third with WORDs too. They end with that status, the reason is said
-# once, and nothing was trained.
+# unlike STATUS TEXT WORD... : two ranks run run.yaml, a third adds WORDs. They end with that status, report the reason once,
+# and train nothing.
 unlike() {
     local wanted=$1 text=$2 status=0
     shift 2
@@ -56,13 +56,13 @@ printf '#!/bin/bash\nWEFT_CPU=none exec "%s" "$@"\n' "$weft" >elsewhere
 chmod +x elsewhere
 program=./elsewhere unlike 69 'rank 2: WEFT_CPU: unknown CPU kernels "none"'
 
-# Ranks that are alike among each other are told of together.
+# Ranks that differ in the same way are reported together.
 status=0
 $mpirun -n 1 "$weft" train run.yaml : -n 2 "$weft" train run.yaml optimizer.lr=1 : -n 1 "$weft" train run.yaml data.seed=1 >out 2>err </dev/null || status=$?
 refused 78 "ranks 1-2: optimizer.lr is 1 (rank 0: 0.0003); rank 3: data.seed is 1 (rank 0: 42)" "$status" "four ranks"
 
-# What files hold: the same names, other contents.
-# apart TEXT WORD... : rank 0 runs in the directory here, rank 1 in there.
+# Files with the same names and different contents.
+# apart TEXT WORD... : rank 0 runs in the directory `here`, rank 1 in `there`.
 apart() {
     local text=$1 status=0
     shift
@@ -72,7 +72,7 @@ apart() {
 }
 apart "the fingerprint of data is " data.sources=[text.txt]
 has said ", the file text.txt is "
-# Held-out text and tasks, which change no weight and choose what is kept.
+# Held-out text and tasks: they change no weight, but select which checkpoint is kept.
 apart "the validation file text.txt is " data.sources=[../text.txt] data.validation=[text.txt]
 grep -q "fingerprint of data" said && fail "held-out text: $(cat said)"
 printf '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n' >here/piqa.jsonl
@@ -87,7 +87,7 @@ for where in here there; do "$weft" tokenizer train $where/text.txt -o $where/to
 apart "the fingerprint of data is " data.tokenizer=tokens.json
 grep -q "the fingerprint of tokenizer is " said || fail "another tokenizer: $(cat said)"
 
-# Weights to start from, and a checkpoint to go on from, that are others where another rank looks.
+# Initial weights, and a checkpoint to resume from, that differ between ranks.
 for where in here there; do
     (cd $where && "$weft" train ../run.yaml run.dir=start run.seed=$([ $where = here ] && echo 1 || echo 2) data.sources=[../text.txt] \
         train.tokens_per_step=32 >/dev/null 2>&1) || fail "a model to start from"
@@ -97,7 +97,7 @@ for where in here there; do cp -r $where/start $where/run; done
 apart "the checksum of the checkpoint's manifest is " run.dir=run data.sources=[../text.txt] train.tokens_per_step=32 \
     train.microbatch=1 train.steps=3 run.allow_changes=[train.steps]
 
-# Directories that are not one: said before the first step, and the save fails.
+# Separate run directories: reported before the first step, and the save fails.
 status=0
 timeout -k 5 1500 $mpirun -n 1 -wdir "$directory/here" "$weft" train ../run.yaml run.dir=own train.tokens_per_step=64 : \
     -n 1 -wdir "$directory/there" "$weft" train ../run.yaml run.dir=own train.tokens_per_step=64 >out 2>err </dev/null || status=$?
@@ -105,14 +105,14 @@ timeout -k 5 1500 $mpirun -n 1 -wdir "$directory/here" "$weft" train ../run.yaml
 [ "$(grep -n '^warning: rank 1 does not see the run directory of rank 0 as own: ' err | cut -d: -f1)" -lt "$(grep -n '^step: *1 ' err | cut -d: -f1)" ] ||
     fail "two run directories: $(grep -E 'warning|step:' err)"
 
-# Unlike processors: one dtype for all, the run goes on, and it is said once. Two kinds by name, whatever this processor's own is.
+# Different processors: one dtype for all, the run continues, and it is reported once. Selects two kinds by name, whatever this processor is.
 status=0
 $mpirun -n 1 "$weft" train run.yaml train.compute=auto run.device=reference : -n 2 "$weft" train run.yaml train.compute=auto run.device=portable run.threads=2 \
     >out 2>err </dev/null || status=$?
 [ "$status" -eq 0 ] || fail "unlike processors: exit status $status: $(grep weft: err)"
 [ "$(grep -c '^kernels of the ranks differ.*reference on rank 0, portable on ranks 1-2$' err)" -eq 1 ] || fail "unlike processors are not said once: $(grep kernels err)"
 grep -q '  compute: fp32  # auto: ' run/config.yaml || fail "compute: auto is not resolved: $(grep compute: run/config.yaml)"
-# The same where processors differ in bf16, where this one has it (tests/train/test_agree.c has all mixtures).
+# The same for processors that differ in bf16, if this one has it (tests/train/test_agree.c has all mixtures).
 if grep -qw avx512_bf16 /proc/cpuinfo; then
     status=0
     $mpirun -n 2 "$weft" train run.yaml run.dir=mixed train.compute=auto run.device=avx512_bf16 : \
@@ -120,13 +120,13 @@ if grep -qw avx512_bf16 /proc/cpuinfo; then
     [ "$status" -eq 0 ] || fail "bf16 on two ranks of three: exit status $status: $(grep weft: err)"
     [ "$(grep -c '^train.compute: auto is fp32 on all ranks: 1 of 3 processors' err)" -eq 1 ] || fail "compute: auto: $(grep auto err)"
 fi
-# A rank that goes on keeps what all had.
+# A resumed run keeps the dtype that all ranks had.
 status=0
 $mpirun -n 3 "$weft" train run.yaml train.compute=auto train.steps=3 schedule.total_steps=2 >out 2>err </dev/null || status=$?
 [ "$status" -eq 0 ] && grep -q '  compute: fp32  # what the run has had so far' run/config.yaml || fail "the run's compute is not kept: $(tail -3 err)"
 has run/journal.jsonl "the kernels was "
 
-# Unlike processors are refused where ranks hold copies, which each of them updates by itself.
+# Different processors are refused where ranks hold replicas, since each rank updates its own.
 rm -rf run
 for copies in "mesh.dp_replicate=3 mesh.dp_shard=1" "mesh.tp=3 mesh.dp_shard=1 model.num_attention_heads=3 model.num_key_value_heads=3 model.hidden_size=24 model.intermediate_size=24 train.context=24"; do
     status=0
@@ -135,8 +135,8 @@ for copies in "mesh.dp_replicate=3 mesh.dp_shard=1" "mesh.tp=3 mesh.dp_shard=1 m
         -n 1 "$weft" train run.yaml run.dir="$directory/parts" run.device=reference $copies >out 2>err </dev/null || status=$?
     refused 78 "rank 2: the device is reference, rounding" "$status" "kernels of copies, $copies"
 done
-# Over a pipeline replicas are those of one stage: ranks 0-1 and 2-3. A tied embedding is a replica on the first and the last stage.
-# stages STATUS TEXT DEVICE-OF-RANK-0..3 WORD...
+# With a pipeline, replicas are the ranks of one stage: 0-1 and 2-3. A tied embedding is replicated on the first and the last stage.
+# stages STATUS TEXT DEVICE-OF-RANK-0..3 WORD...: runs with these devices; ends with STATUS and TEXT.
 stages() {
     local wanted=$1 text=$2 status=0 launch=() rank
     local device=("${@:3:4}") words=(run.dir="$directory/stages" mesh.pp=2 mesh.dp_replicate=2 mesh.dp_shard=1 pipeline.microbatches=2 train.tokens_per_step=128 "${@:7}")
@@ -152,4 +152,4 @@ stages 0 "kernels of the ranks differ, and so do last bits: portable on ranks 0-
 stages 78 "ranks 1, 3: the device is reference, rounding" portable reference portable reference
 stages 78 "rank 3: the device is reference, rounding" portable portable portable reference
 stages 78 "ranks 2-3: the device is reference, rounding" portable portable reference reference model.tie_word_embeddings=true
-conclude "no launch of unlike ranks goes on in silence"
+conclude "no launch of ranks that differ continues without a message"

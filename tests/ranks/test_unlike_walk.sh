@@ -1,13 +1,13 @@
 #!/bin/bash
-# One rank of two differs in one thing, a row of the table below each: it is refused by its name before the first step, or the run goes on
-# because the difference cannot change the curve. Differences of three and more ranks, and what is said of them: test_unlike.sh.
+# One of two ranks differs in one thing, one row of the table below: the launch is refused before the first step with an error that names
+# it, or the run continues because the difference cannot change the curve. test_unlike.sh has three and more ranks, and the messages.
 # ranks: 4, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 
-# ---- what both ranks have: a directory for each base ----
+# ---- the inputs of both ranks: a directory for each base ----
 
-# base NAME YAML: a directory with all files, and its run.yaml.
+# base NAME YAML: makes a directory with all files and this run.yaml.
 base() {
     mkdir "$1"
     cp -r files/. "$1"
@@ -44,7 +44,7 @@ model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attent
 data: {sources: [{path: chat.jsonl, format: chat}], tokenizer: tok, cache_dir: cache}
 train: {steps: 1, context: 64, microbatch: 1, tokens_per_step: 128, compute: fp32}
 END
-# Runs of two steps, to start from and to go on from; `again` differs from `had` in its seed alone.
+# Runs of two steps, to start from and to resume from; `again` differs from `had` only in its seed.
 trained() { "$weft" train run.yaml run.dir="$1" train.steps=2 checkpoint.every=1 checkpoint.last_weights_only=false data.tokenizer=tok \
     evaluation.tasks=[] train.tokens_per_step=128 "${@:2}" >out 2>&1 || fail "$1: $(tail -3 out)"; }
 cd plain || exit 1
@@ -76,7 +76,7 @@ cp tasks/shots.jsonl tasks/more.jsonl
 printf '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n%.0s' 1 2 3 4 5 >>tasks/more.jsonl
 cp -r init lora
 echo "lora: {rank: 2}" >>lora/run.yaml
-# Each rank has a run directory of its own, with checkpoints that are the same.
+# Each rank has a separate run directory with the same checkpoints.
 for kind in had tuned; do
     [ $kind = had ] && other=again || other=tuned.again
     cp -r plain resume.$kind
@@ -89,7 +89,7 @@ done
 sed -i 's/^model: .*/model: {init: model}/' resume.tuned/run.yaml
 echo "lora: {rank: 2}" >>resume.tuned/run.yaml
 
-# What rank 1 runs where a row names it.
+# Programs that rank 1 runs if a row names them.
 cp "$weft" another
 printf x >>another # runs as it did, and is not the same file
 env_of() { # NAME ENVIRONMENT: a program that runs weft so
@@ -102,8 +102,8 @@ env_of spins 'OMP_NUM_THREADS=2 OMP_WAIT_POLICY=active TZ=Asia/Tokyo LC_ALL=C.UT
 
 # ---- the walk ----
 
-# start ROW BASE CHANGE PROGRAM WORDS: rank 0 in ROW/0, rank 1 in ROW/1, where CHANGE was made; both train, or run the words that lie in the
-# base. Leaves ROW/status and ROW/err.
+# start ROW BASE CHANGE PROGRAM WORDS: runs rank 0 in ROW/0 and rank 1 in ROW/1, where CHANGE was made. Both train, or run the words in the
+# base's file `words`. Leaves ROW/status and ROW/err.
 start() {
     local at="$directory/row.$1" own=() status=0 run="$directory/row.$1/run" words
     [ ! -e "$directory/$2/run" ] || run=run
@@ -119,7 +119,7 @@ start() {
     echo "$status" >"$at/status"
 }
 
-# judged ROW WHAT STATUS TEXT: the verdict on a launch that has ended.
+# judged ROW WHAT STATUS TEXT: checks a launch that has ended.
 judged() {
     local at="$directory/row.$1" status text=$4
     status=$(cat "$at/status")
@@ -136,7 +136,7 @@ judged() {
     grep -qs '"step": 3,' "$at/0/run/metrics.jsonl" && fail "$2: something was trained"
 }
 
-# One launch of the table. SHOW=1 prints what each came to.
+# launch: runs and checks one row of the table. SHOW=1 prints each result.
 launch() { # ROW WHAT BASE CHANGE PROGRAM WORDS STATUS TEXT
     start "$1" "$3" "$4" "$5" "$6"
     judged "$1" "$2" "$7" "$8"
@@ -149,11 +149,11 @@ row() { # WHAT BASE CHANGE WORDS STATUS TEXT [PROGRAM]
     rows=$((rows + 1))
     meanwhile 2 launch "$rows" "$1" "$2" "$3" "${7:-$weft}" "$4" "$5" "$6"
 }
-# yaml KEY OLD NEW BASE: the file's text; words KEY VALUE: the command line.
+# yaml KEY OLD NEW BASE: a row that changes the file; words KEY VALUE: a row that changes the command line.
 yaml() { row "run.yaml: $1 $3" "${4:-plain}" "sed -i 's/${1#*.}: $2/${1#*.}: $3/' run.yaml" "" 78 "$1 is "; }
 words() { row "command line: $1=$2" "${3:-plain}" : "$1=$2" 78 "rank 1: $1 is "; }
 
-# Keys: the model, the data, the batch, the optimizer and its schedule, the mesh, dtypes, what is measured and saved.
+# Keys: the model, the data, the batch, the optimizer and its schedule, the mesh, dtypes, metrics and checkpoints.
 yaml model.hidden_size 16 32
 yaml model.num_hidden_layers 2 1
 yaml model.num_key_value_heads 2 1
@@ -201,7 +201,7 @@ words validation.every 1
 words evaluation.every 1
 words check.replicas_every 1
 
-# Keys of a machine, and text that says the same.
+# Keys that may differ between machines, and another spelling of the same value.
 for own in run.threads=2 data.prefetch=1 comm.progress_thread=true data.cache_dir=elsewhere optimizer.lr=3e-4; do
     row "command line: $own" plain : "$own" 0 ""
 done
@@ -270,7 +270,8 @@ row "model.config: missing" shape "rm model/config.json" "" 66 "rank 1: model/co
 here=run/checkpoints/step-00000002
 row "checkpoint: of another seed" resume.had "rm -r run; mv again run" "" 65 "the checksum of the checkpoint's manifest is "
 row "checkpoint: none" resume.had "rm -r run/checkpoints" "" 65 "no checkpoint is good"
-# One that is good on all ranks is gone back to; the run ends when it saves, since directories of their own hold no run (docs/use/reliability.md).
+# The run falls back to a checkpoint that is valid on all ranks. It ends when it saves, since separate directories do not make a run
+# directory (docs/use/reliability.md).
 back="warning: checkpoint passed over: rank 1: $here"
 row "checkpoint: the step before" resume.had "rm -r $here" "" 73 "$back"
 for at in model.safetensors:400 model.safetensors:20000 optimizer.safetensors:9000 optimizer.safetensors:20000; do
@@ -304,4 +305,4 @@ row "threads, waiting, time zone, language" plain : "" 0 "" "$directory/spins"
 
 together
 echo "$rows launches"
-conclude "every difference is refused by its name, or changes no curve"
+conclude "every difference is refused with an error that names it, or changes no curve"

@@ -1,5 +1,5 @@
-# Runs of weft train on ranks that share a microbatch along an axis: their text and configuration, helpers, and a run on one degree after
-# the other. To be read behind prelude.sh.
+# For tests of an axis that splits a microbatch (tp, cp): text and configuration for runs of weft train, helpers, and runs on several degrees
+# of the axis. To be sourced after prelude.sh.
 # shellcheck shell=bash
 
 awk 'BEGIN { srand(7); split("the light and dark of day night sea land was made good very many seed tree fruit", w, " ")
@@ -16,26 +16,26 @@ metrics: {log_freq: 1, tensorboard: false}
 check: {replicas_every: 2}
 run: {threads: 1}
 EOF
-# train DIR WORD...: a run, whose status goes to DIR.status. launch: the same beside others.
+# train DIR WORD...: runs weft train and writes its exit status to DIR.status. launch: the same, concurrently with others.
 train() {
     timeout -k 5 900 "$weft" train run.yaml run.dir="$1" "${@:2}" >"$1.out" 2>"$1.err" </dev/null
     echo $? >"$1.status"
 }
 launch() { meanwhile "$(ranks_in "$@")" train "$@"; }
-# went DIR: well.
+# went DIR: the run must have ended with status 0.
 went() { [ "$(cat "$1.status")" -eq 0 ] || { fail "$1: exit status $(cat "$1.status"): $(tail -3 "$1.err")"; return 1; }; }
-# All digits of every loss and norm, and of every validation.
+# curve DIR: prints every loss, norm and validation loss with all digits.
 curve() {
     sed -n -e 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' \
         -e 's/.*"kind": "validation", "step": \([0-9]*\),.*"loss": \([^,]*\),.*"tokens": \([0-9]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"
 }
-# same DIR BASE: a run went as another, to the last byte of its model file.
+# same DIR BASE: both runs must have the same curve and the same model file, byte for byte.
 same() {
     went "$1" && went "$2" || return
     [ "$(curve "$1")" = "$(curve "$2")" ] || fail "$1 is another curve than $2: $(diff <(curve "$2") <(curve "$1") | head -4)"
     cmp -s "$1/checkpoints/latest/model.safetensors" "$2/checkpoints/latest/model.safetensors" || fail "$1 writes another model file than $2"
 }
-# refused TEXT WORD...: a run that is refused with that. refusals: they have been.
+# refused TEXT WORD...: starts a run that must be refused with TEXT in its error. refusals: waits for all of these and checks them.
 texts=()
 refused() {
     texts+=("$1")
@@ -51,8 +51,9 @@ refusals() {
     done
 }
 
-# degrees AXIS PIECES WORD...: the same curve, weights and evaluation on one rank, on four along the axis, on two with all that beside; and
-# on four, then one, then two in one run. The words go where four ranks begin, from which numerics.canonical_AXIS, PIECES, follows.
+# degrees AXIS PIECES WORD...: checks that curve, weights and evaluation are the same on one rank, on four along the axis, and on two
+# combined with all other axes; and in one run on four ranks, then one, then two. WORDs are for the runs that begin on four ranks; from them
+# numerics.canonical_AXIS=PIECES follows.
 degrees() {
     local axis=$1 pieces=$2 key="numerics.canonical_$1=$2" kept="canonical_$1: $2"
     shift 2
@@ -65,7 +66,7 @@ degrees() {
     launch piped -n 4 mesh.pp=2 "mesh.$axis=2" "$key" pipeline.schedule=zb_h1
     together
     same four one
-    # What a step sends along the axis is what was planned, as far as that is printed.
+    # A step sends along the axis what was planned, to the printed precision.
     "$weft" plan four/config.yaml -n 4 run.dir=none | awk '/^work and bytes/ { on = 1 } on && $1 ~ /^0/ && NF > 4 { print $(NF - 3), $(NF - 2); exit }' >planned
     sed -n "s/.*\"sent_$axis\": \([0-9]*\).*/\1/p" four/metrics.jsonl | tail -1 | awk '{ printf "%.2f KiB\n", $1 / 1024 }' | diff planned - ||
         fail "sent_$axis is not what was planned: $(cat planned)"
@@ -74,7 +75,7 @@ degrees() {
     cmp -s moved/checkpoints/latest/model.safetensors one/checkpoints/latest/model.safetensors || fail "moved ends with other weights"
     "$weft" eval one text.txt >one.eval 2>/dev/null && "$weft" eval four text.txt >four.eval 2>/dev/null && cmp -s one.eval four.eval || fail "weft eval"
 }
-# Of `degrees`: one run on four ranks, on one, on two.
+# The part of `degrees` that moves one run from four ranks to one, then to two.
 move() {
     train moved -n 4 "mesh.$axis=4" train.steps=4 schedule.total_steps=8 "$@"
     went moved

@@ -1,5 +1,5 @@
-# What the shell tests share. Each starts with: . "$(dirname "$0")/../support/prelude.sh"
-# They run in a directory of their own, removed at the end (KEEP=1 keeps it), count failures, and end with `conclude`.
+# Helpers for all shell tests. Each test starts with: . "$(dirname "$0")/../support/prelude.sh"
+# A test runs in a temporary directory, which is removed at the end (KEEP=1 keeps it), counts failures, and ends with `conclude`.
 set -uo pipefail
 weft=$(realpath "${WEFT:?the program under test}")
 script=$(realpath "$0")
@@ -10,50 +10,51 @@ cd "$directory" || exit 1
 
 failures=0
 fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
-# conclude [WORDS]: the end of a test.
+# conclude [WORDS]: ends a test: exits with status 1 if anything failed, else prints WORDS.
 conclude() {
     [ "$failures" -eq 0 ] || { echo "$failures failures"; exit 1; }
     echo "${1:-all as expected}"
 }
 
-# For tests that start ranks. How many at most stands in a line of its own at their head, where ctest finds it too:
+# For tests that start ranks. A line near the top of the test declares the largest number of ranks; CMakeLists.txt reads it too:
 #     # ranks: 4                      or, if they hardly compute: # ranks: 4, mostly waiting
 ranks=$(sed -n 's/^# ranks: \([0-9]*\).*/\1/p' "$script")
-mpirun=${WEFT_MPIRUN:-mpirun --allow-run-as-root --oversubscribe --bind-to none} # as CMakeLists.txt says
+mpirun=${WEFT_MPIRUN:-mpirun --allow-run-as-root --oversubscribe --bind-to none} # as in CMakeLists.txt
 launcher=${mpirun%% *}
-# What only one launcher can do (src/comm/launcher.c), a test asks of the one that weft was built with.
+# Some things only one launcher can do (src/comm/launcher.c): tests check which one weft was built with.
 is_open_mpi() { "$weft" --version | grep -q '^ranks: Open MPI'; }
-# names_killed FILE RANK: what a run said names the rank that SIGKILL ended; under MPICH's launcher it may stand among those which that one
-# then ended by the same signal. killed: both, for grep.
+# names_killed FILE RANK: true if a run's output names the rank that SIGKILL ended. MPICH's launcher then kills the other ranks with the same
+# signal, so there the rank may be one of a list. killed: a pattern for grep that matches both forms.
 killed='\(rank [0-9]*\|one of ranks [0-9, ]*\) was killed by signal 9 (SIGKILL)'
 names_killed() {
     grep -q "rank $2 was killed by signal 9 (SIGKILL)" "$1" && return
     ! is_open_mpi && grep -q "one of ranks \([0-9]*, \)*$2\(, [0-9]*\)* was killed by signal 9 (SIGKILL)" "$1"
 }
-# Open MPI's jobs must not share a directory for their sessions: one that ends removes it while another makes its own in it.
+# Open MPI's jobs must not share a session directory: a job that ends removes it while another creates files in it.
 sessions=OMPI_MCA_orte_tmpdir_base
 mpirun="env $sessions=$directory $mpirun"
 needs_ranks() {
     [ -n "$ranks" ] || { echo "$0 starts ranks, but has no line \"# ranks: N\""; exit 1; }
     command -v "$launcher" >/dev/null || { echo "$launcher is missing: apt-get install openmpi-bin, or mpich"; exit 77; }
-    export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # MPI libraries unload their parts before the leak check
-    export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} # what Open MPI comes to on one machine: it need not load the others to ask them
+    export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # MPI libraries unload their plugins before the leak check
+    export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} # what Open MPI selects on one machine anyway, without loading all the others
 }
 needs_simulated_gpu() { [ -n "${CUDA_SIM:-}" ] || { echo "cuda_sim is not built here"; exit 77; }; }
-# simulate_gpus N: for ranks that have so many simulated ones, whose faults are errors.
+# simulate_gpus N: gives the ranks N simulated GPUs, in strict mode, in which mistakes are errors.
 simulate_gpus() {
     needs_simulated_gpu
     needs_ranks
     export WEFT_CUDA=$CUDA_SIM WEFT_SIM_STRICT=1 WEFT_SIM_DEVICES=$1
 }
-# on_ranks N WORD...: a program by mpirun. Ranks that wait for each other end in time, too.
+# on_ranks N WORD...: runs a program with mpirun. The time limit also ends ranks that wait for each other forever.
 on_ranks() {
     [ "$1" -le "$ranks" ] || { echo "$0 starts $1 ranks, but declares $ranks"; return 1; }
     # shellcheck disable=SC2086
     timeout -k 5 1500 ${mpirun/$sessions=$directory/$sessions=$(mktemp -d "$directory/mpirun.XXXXXX")} -n "$@"
 }
-# meanwhile N WORD...: in the background, with N ranks, as soon as no more ranks run so than the test has: while those of one launch start,
-# or wait for each other, others compute. It may `fail`; what else it leaves for the test stands in files. together: when all have ended.
+# meanwhile N WORD...: runs WORD... in the background with N ranks, as soon as the background ranks together do not exceed those that the
+# test declares: while the ranks of one launch start or wait, others compute. WORD... may call `fail`; other results must go through files.
+# together: waits until all have ended.
 meanwhile() {
     local need=$1
     shift
@@ -76,11 +77,12 @@ give_back() {
 together() { while [ "$taken" -gt 0 ]; do give_back; done; }
 ranks_in() { sed -n 's/.* -n \([1-9][0-9]*\) .*/\1/p; t; s/.*/1/p' <<<" $* "; } # WORD... of weft train
 
-tokenized() { "$weft" tokenize run.yaml >tokenized 2>&1 || fail "weft tokenize: $(cat tokenized)"; } # run.yaml's text, before runs share it
-# mesh N DIR WORD...: a run of run.yaml over N ranks, which must end well.
+tokenized() { "$weft" tokenize run.yaml >tokenized 2>&1 || fail "weft tokenize: $(cat tokenized)"; } # tokenizes run.yaml's text, before runs share the cache
+# mesh N DIR WORD...: runs run.yaml on N ranks, which must succeed.
 mesh() { on_ranks "$1" "$weft" train run.yaml run.dir="$2" "${@:3}" >out 2>err </dev/null || fail "$2: $(tail -3 err)"; }
 
-# curves N WORD...: ranks_engine on N ranks, beside others. curves_to FILE: when all of them have ended, their lines, in the order of the calls.
+# curves N WORD...: runs ranks_engine on N ranks, concurrently with others. curves_to FILE: waits for all of them and writes their lines to
+# FILE in the order of the calls.
 asked=()
 curves() {
     asked+=("$*")
@@ -100,8 +102,8 @@ curves_to() {
     asked=()
 }
 
-# one_curve FILE FALL: lines of ranks_engine. Those with equal first words have equal second ones, most of them are compared with another, and
-# losses fall by FALL nats.
+# one_curve FILE FALL: checks lines of ranks_engine: lines with equal first words have equal second words, most keys occur more than once so
+# that they are compared, and losses fall by more than FALL nats.
 one_curve() {
     awk -v fall="$2" '
     !($1 in digest) { digest[$1] = $2; line[$1] = $0 }
@@ -116,12 +118,12 @@ one_curve() {
     }' "$1"
 }
 
-# mpirun_crashed FILE: what a run said shows that mpirun itself crashed while it ended a failed job (Open MPI 4.1 with PMIx 4.2 does, rarely,
-# on a busy machine), when everything had been said: no verdict on weft, the run is to be made again.
+# mpirun_crashed FILE: true if a run's output shows that mpirun itself crashed while it ended a failed job, after all ranks had reported.
+# Open MPI 4.1 with PMIx 4.2 does so, rarely, on a busy machine. That is no verdict on weft: the run must be repeated.
 mpirun_crashed() { grep -q 'PMIx_server_finalize' "$1"; }
 
-# await WORDS...: until that command succeeds. No verdict hangs on how long it takes; the limit only keeps a test from hanging for
-# ever. Fails when it is reached.
+# await WORDS...: waits until that command succeeds. No verdict depends on how long it takes; the limit only keeps a test from hanging
+# forever, and reaching it is a failure.
 await() {
     local ticks=0
     until "$@"; do
@@ -133,7 +135,7 @@ has_lines() { [ "$(cat "$1" 2>/dev/null | wc -l)" -ge "$2" ]; } # FILE COUNT
 is_gone() { ! kill -0 "$1" 2>/dev/null; }
 is_stopped() { grep -q '^State:[[:blank:]]*T' "/proc/$1/status" 2>/dev/null; } # PID
 stands() { is_stopped "$(cat "$1/lock" 2>/dev/null)"; } # DIR: a run that stopped itself (--inject stop:rank=0,step=N)
-# pending PID MASK: signals of these bits (hexadecimal) have come to the process, which has not taken them yet.
+# pending PID MASK: true if the signals of these bits (hexadecimal) are pending for the process.
 pending() {
     local now
     now=$(sed -n 's/^ShdPnd:[[:blank:]]*//p' "/proc/$1/status" 2>/dev/null)
@@ -141,7 +143,7 @@ pending() {
 }
 took_signals() { [ ! -e "/proc/$1/status" ] || grep -q '^ShdPnd:[[:blank:]]*0*$' "/proc/$1/status" 2>/dev/null; } # PID
 
-# exits STATUS WORD...: runs weft WORD..., compares the status; what it prints lands in the files out and err.
+# exits STATUS WORD...: runs weft WORD... and compares the exit status; the output is in the files out and err.
 exits() {
     local wanted=$1 status=0
     shift
@@ -149,26 +151,26 @@ exits() {
     [ "$status" -eq "$wanted" ] || fail "weft $*: exit status $status, expected $wanted: $(head -c 600 err)"
 }
 is_plain() { ! LC_ALL=C grep -q $'\x1b' out err || fail "escape bytes in the output of $*"; }
-# expect STATUS WORD...: the same, and what holds for every verb: a failure is one line, and nothing is coloured off a terminal.
+# expect STATUS WORD...: the same, and checks what holds for every command: an error is one line, and nothing is coloured off a terminal.
 expect() {
     exits "$@"
     [ "$1" -eq 0 ] || [ "$(grep -vc "^warning: other programs use this machine" err)" -eq 1 ] || fail "weft ${*:2}: an error is one line, not: $(cat err)"
     is_plain "${@:2}"
 }
-# expect_alone STATUS WORD...: the same, of a verb that prints nothing where it fails.
+# expect_alone STATUS WORD...: the same, for a command that prints nothing on stdout when it fails.
 expect_alone() {
     expect "$@"
-    [ "$1" -eq 0 ] || [ ! -s out ] || fail "weft ${*:2}: output beside an error: $(head -c 600 out)"
+    [ "$1" -eq 0 ] || [ ! -s out ] || fail "weft ${*:2}: output as well as an error: $(head -c 600 out)"
 }
 has() { grep -qF -- "$2" "$1" || fail "no \"$2\" in: $(tail -c 1200 "$1")"; }
 hasnt() { ! grep -qF -- "$2" "$1" || fail "\"$2\" in: $(head -c 1200 "$1")"; }
 
-# letters PARAGRAPHS SEED: text that a model can learn little of, soon made.
+# letters PARAGRAPHS SEED: prints text that is quick to make and from which a model can learn little.
 letters() {
     awk -v n="$1" -v seed="$2" 'BEGIN { srand(seed)
         for (p = 0; p < n; p++) { for (i = 0; i < 60; i++) printf "%c", 97 + int(rand() * 26); printf "\n\n" } }'
 }
 
-# Of a run directory: every loss and norm with all its digits, once a step; the digest of its weights.
+# For a run directory: every loss and norm with all digits, one line per step; the digest of its weights.
 curve() { sed -n 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"; }
 digest() { "$weft" inspect --digest "$1"; }

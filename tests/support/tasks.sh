@@ -1,5 +1,5 @@
-# For tests of tasks: documents of each format, made up from a few words.  . "$(dirname "$script")/../support/tasks.sh"
-# make_tasks N SEED: N documents each of hellaswag, arc_easy, piqa, winogrande, boolq, mmlu, lambada and text, into files of these names.
+# For tests of tasks: generates documents of each format from a few words.  . "$(dirname "$script")/../support/tasks.sh"
+# make_tasks N SEED: writes N documents each of hellaswag, arc_easy, piqa, winogrande, boolq, mmlu, lambada and text to files of these names.
 make_tasks() {
     awk -v n="$1" -v seed="$2" '
         function some(least, most,    i, s, k) {
