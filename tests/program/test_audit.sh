@@ -1,5 +1,5 @@
 #!/bin/bash
-# weft audit on real runs: stopped, killed and resumed, with and without a supervisor; the proof must also fail when it should.
+# weft audit on real runs: stopped, killed and resumed, with and without a supervisor. It must also find planted damage.
 . "$(dirname "$0")/../support/prelude.sh"
 
 letters 60 3 >text.txt
@@ -24,7 +24,7 @@ has out "each sample from 0 to 1599 was used exactly once"
 has out "1 attempt, 0 steps done again"
 [ "$(awk '{ for (i = 1; i <= NF; i++) if ($i == "epochs" || $i == "epochs,") print ($(i - 1) > 5) }' out)" = 1 ] || fail "not several epochs: $(cat out)"
 
-# Killed in the middle, three times, then resumed to the end; another order of accumulation uses the same samples.
+# Killed three times in the middle, then resumed to the end; another microbatch size uses the same samples.
 for kill in 1 2 3; do
     train killed train.microbatch=4 --inject stop:rank=0,step=$((45 * kill)) &
     pid=$!
@@ -41,14 +41,14 @@ has out "each sample from 0 to 1599 was used exactly once"
 audit 0 whole killed
 has out "both used the same samples in each of their 200 steps"
 
-# A mixture has an epoch for each source.
+# In a mixture, each source has its own epochs.
 train mixed 'data.sources=[{path: text.txt, weight: 1}, {path: more.txt, weight: 2}]' || fail "$(tail -1 err)"
 audit 0 mixed
 grep -qE '^  source 0: 53[34] samples, read [0-9.]+ times$' out && grep -qE '^  source 1: 1,06[67] samples, read [0-9.]+ times$' out || fail "how often sources are read: $(cat out)"
 audit 65 whole mixed
 has err "step 1: sample 0 has other tokens"
 
-# Another seed: the same numbers, other tokens.
+# Another seed: the same sample numbers, other tokens.
 train other data.seed=1 train.steps=20 || fail "$(tail -1 err)"
 audit 0 other
 train same train.steps=20 schedule.total_steps=200 || fail "$(tail -1 err)"
@@ -57,7 +57,7 @@ has err "other tokens in same than in other"
 audit 65 whole same
 has err "step 21: sample 160 is used in whole and not in same"
 
-# What is cut off or changed is found; what was torn by a kill is not held against the run.
+# Truncated or changed records are found; a record that a kill cut short is not an error.
 cp -r whole damaged
 sed -i '/ step=50 /d' damaged/audit-00000.log
 audit 65 damaged
@@ -74,7 +74,7 @@ rm -r damaged/checkpoints
 audit 0 damaged
 has out "1 torn line"
 
-# A run that starts anew has nothing to do with the one before, and one that kept no record says so.
+# A run that starts over is independent of the previous one; for a run without records, weft audit reports that.
 train killed run.overwrite=true || fail "$(tail -1 err)"
 audit 0 killed
 has out "1 attempt,"

@@ -1,8 +1,8 @@
 #!/bin/bash
 # ranks: 2
-# Experts that start from random weights are balanced by a bias: by default, in families whose files have no place for it too. It is kept with the
-# optimizer's states, over a stop and on other meshes; models alone do without it, and whoever takes one is warned. Given weights, and runs that
-# began without, stay as they are; a run that changes the speed takes it up, or lets it rest. Experts that stay unbalanced are warned of.
+# Experts that start from random weights are balanced by a router bias by default, also in families whose files have no place for it. The bias
+# is kept with the optimizer's states, over a stop and on other meshes. Exported models lack it, and commands that read them warn. Given weights,
+# and runs that began without a bias, stay without; a run that changes the speed starts or freezes the bias. Unbalanced experts give a warning.
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 
@@ -27,7 +27,7 @@ grep -q 'layers.1.mlp.gate.balance_bias  *F32  *\[8\]  *0\.0[0-9]*[1-9]' out || 
 exits 0 inspect one/checkpoints/step-00000004
 hasnt out balance_bias
 
-# Over a stop, on another mesh, with rounded files and an average.
+# The bias survives a stop, another mesh, rounded files and weight averaging.
 mesh 2 two mesh.dp_shard=2 mesh.ep=2
 mesh 2 piped mesh.pp=2
 exits 0 train run.yaml run.dir=stopped train.steps=2 schedule.total_steps=4
@@ -44,7 +44,7 @@ exits 0 train run.yaml run.dir=rounded_stop $rounded || cat err
 exits 0 inspect rounded/checkpoints/step-00000004/model.ema.safetensors
 hasnt out balance_bias
 
-# Models alone.
+# Models without optimizer states.
 for command in "export one given" "generate one --prompt abc --tokens 2 --temperature 0" "train run.yaml run.dir=from model.init=one train.steps=1"; do
     exits 0 $command || cat err
     has err 'experts were trained with a bias that balances them'
@@ -54,14 +54,14 @@ hasnt out balance_bias
 exits 0 inspect from/checkpoints/step-00000001/optimizer.safetensors
 hasnt out balance_bias
 
-# A run that began without goes on without, though nobody says so any more.
+# A run that began without a bias resumes without one, even if the key is no longer set.
 exits 0 train run.yaml run.dir=plain train.router_bias_speed=0
 exits 0 train run.yaml run.dir=plain_stop train.router_bias_speed=0 train.steps=2 schedule.total_steps=4
 exits 0 train run.yaml run.dir=plain_stop || cat err
 [ "$(curve plain_stop)" = "$(curve plain)" ] && [ "$(states plain_stop 4)" = "$(states plain 4)" ] || fail "a run without a bias goes on with one"
 [ "$(curve plain)" = "$(curve one)" ] && fail "the bias changes nothing"
 
-# A run takes the bias up, from 0, or lets it rest where it is, also when nobody says so any more; on other meshes alike.
+# A resumed run starts the bias, from 0, or freezes it, and keeps that when the key is no longer set; the same on other meshes.
 biases() { "$weft" inspect "$1/checkpoints/step-0000000$2/optimizer.safetensors" | grep "^kept.*balance_bias"; }
 allowed='run.allow_changes=[train.router_bias_speed,optimizer.ema]'
 for run in take take_two; do
@@ -83,18 +83,18 @@ for run in take rest; do
 done
 [ "$(curve take | tail -1)" != "$(curve rest | tail -1)" ] || fail "a bias that rests is no bias"
 
-# An average may come and go, too.
+# Weight averaging may also be turned on and off.
 exits 0 train run.yaml run.dir=average train.steps=2 schedule.total_steps=6
 exits 0 train run.yaml run.dir=average train.steps=4 schedule.total_steps=6 optimizer.ema=0.9 "$allowed" || cat err
 exits 0 inspect average/checkpoints/step-00000004/optimizer.safetensors
 has out 'average.model.layers.1.mlp.gate.balance_bias'
 exits 0 train run.yaml run.dir=average train.steps=6 optimizer.ema=0 "$allowed" || cat err
 
-# Given weights have it where it is asked for.
+# Given weights get a bias only if the key is set.
 exits 0 train run.yaml run.dir=asked model.init=plain train.router_bias_speed=0.02 || cat err
-biases asked 4 | grep -q ' 0\.0[0-9]*[1-9]' || fail "the bias beside given weights has not moved: $(biases asked 4)"
+biases asked 4 | grep -q ' 0\.0[0-9]*[1-9]' || fail "the bias of given weights has not moved: $(biases asked 4)"
 
-# A last checkpoint of weights alone is without, which the run says first, and who takes the model later.
+# A last checkpoint with only weights lacks the bias: the run warns at its start, and so do commands that read the model.
 mesh 2 alone mesh.dp_shard=2 checkpoint.last_weights_only=true
 has err 'the last checkpoint is a model that chooses experts without the bias'
 exits 0 checkpoint list alone
@@ -108,7 +108,7 @@ exits 0 train run.yaml run.dir=plain_alone train.router_bias_speed=0 checkpoint.
 hasnt err 'the last checkpoint is a model that'
 [ ! -e plain_alone/checkpoints/step-00000004/optimizer.safetensors ] || fail "a checkpoint of weights alone has an optimizer's file"
 
-# Every family: the mean of the last ten of 25 steps is nearer to 1 than without, by a fifth at least.
+# Every family: the mean imbalance of the last ten of 25 steps is nearer to 1 than without a bias, by at least a fifth.
 unevenness() {
     exits 0 train run.yaml run.dir=even "$@" run.overwrite=true train.steps=25 checkpoint.every=0 model.num_hidden_layers=3 >&2
     grep -o '"expert_imbalance": [0-9.]*' even/metrics.jsonl | tail -10 | awk '{ sum += $2 } END { printf "%d", 100 * sum }'
@@ -122,7 +122,7 @@ for family in qwen3_moe mixtral olmoe gpt_oss llama4_text deepseek_v2 deepseek_v
     llama4_text) more+=' model.num_experts_per_tok=1' ;;
     deepseek*) more+=" $latent" ;;
     esac
-    # DeepSeek's moves by its sign: by default no more than 0.025 in 25 steps. Three times that leaves a margin; twenty times swings.
+    # DeepSeek's bias moves by a fixed amount, at most 0.025 in 25 steps by default. Three times that leaves a margin; twenty times oscillates.
     speed=
     [ $family = deepseek_v3 ] && speed=train.router_bias_speed=0.003
     with=$(unevenness $more $speed) without=$(unevenness $more train.router_bias_speed=0)
@@ -130,7 +130,7 @@ for family in qwen3_moe mixtral olmoe gpt_oss llama4_text deepseek_v2 deepseek_v
     [ $((with * 5)) -lt $((without * 4)) ] || fail "$family: experts are hardly more even with the bias ($with) than without ($without)"
 done
 
-# A warning, once, where they stay uneven.
+# One warning if the experts stay unbalanced.
 exits 0 train run.yaml run.dir=uneven train.router_bias_speed=0 train.steps=80 checkpoint.every=0 optimizer.lr=0.003
 grep -c 'experts have been unbalanced for 50 steps' err | grep -qx 1 || fail "no warning of experts that stay unbalanced: $(tail -2 uneven/metrics.jsonl)"
 has err 'set train.router_bias_speed=0.02, and go on with run.allow_changes'

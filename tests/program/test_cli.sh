@@ -1,8 +1,8 @@
 #!/bin/bash
-# The program as a user meets it: exit statuses, messages, help of every verb, man page, completion.
+# The command line as users meet it: exit statuses, messages, help of every command, man page, completion.
 . "$(dirname "$0")/../support/prelude.sh"
 
-# The overview, and what is said without one.
+# The overview, and the message without a command.
 exits 0 --help
 has out "Verbs:"
 summary=$(sed -n '1s/^weft - //p' out)
@@ -40,7 +40,7 @@ has err "nothing.dir=x: cannot open"
 exits 2 $'\x1b[31mred'
 is_plain "an unknown verb with escapes"
 
-# Every verb explains itself, to itself and through help, within 100 columns, without colour.
+# Every command has help, by --help and by weft help, within 100 columns and without colour.
 verbs=$("$weft" help --completion bash | sed -n 's/^    "\(.*\)")$/\1/p')
 [ "$(wc -l <<<"$verbs")" -ge 2 ] || fail "verbs found: $verbs"
 while read -r verb; do
@@ -58,7 +58,7 @@ while read -r verb; do
     exits 2 $verb --no-such-flag-anywhere
 done <<<"$verbs"
 
-# A group of verbs: named alone it says what it has.
+# A command group without a command lists its commands.
 exits 0 tokenizer --help
 has out "Usage: weft tokenizer VERB"
 exits 0 help tokenizer
@@ -67,7 +67,7 @@ has err "needs one of: train, encode, decode"
 exits 2 tokenizer trian
 has err 'did you mean "tokenizer train"'
 
-# Data that cannot be written is an error; a reader that leaves is not worth a word.
+# Output that cannot be written is an error; a reader that closes the pipe is not.
 if [ -e /dev/full ]; then
     status=0
     "$weft" --help >/dev/full 2>err || status=$?
@@ -76,7 +76,7 @@ fi
 "$weft" help --man 2>err | head -1 >/dev/null
 [ ! -s err ] || fail "a closed pipe was reported: $(cat err)"
 
-# Numbers do not follow the locale.
+# Numbers do not depend on the locale.
 LC_ALL=de_DE.UTF-8 exits 0 doctor --seconds 0.01 --json
 has out '"cores"'
 is_plain "doctor"
@@ -88,7 +88,7 @@ exits 73 doctor --seconds 0.01 --dir "$directory/not/there"
 has err "$directory/not/there"
 [ -z "$(find . -name '.weft-doctor*')" ] || fail "doctor left a file behind"
 
-# A control group's limit is told apart from the machine's memory: as in a container, where it is what is seen at the top.
+# doctor distinguishes a control group's limit from the machine's memory. As in a container, the limit is at the root of the cgroup tree.
 limited() { unshare -rm sh -c 'mount -t tmpfs none /sys/fs/cgroup && echo 1073741824 >/sys/fs/cgroup/memory.max && "$@"' sh "$@"; }
 if limited true 2>/dev/null; then
     limited "$weft" doctor --seconds 0.01 >out 2>err || fail "doctor in a control group: $(cat err)"
@@ -97,10 +97,10 @@ if limited true 2>/dev/null; then
     limited "$weft" doctor --seconds 0.01 --json >out 2>err
     has out '"memory_limit_bytes": 1073741824'
 else
-    echo "no namespaces of one's own here: doctor in a control group was left out"
+    echo "no user namespaces here: doctor in a control group was left out"
 fi
 
-# The man page is clean, the completion loads and completes.
+# The man page has no warnings; the completion loads and completes.
 "$weft" help --man >weft.1 || fail "help --man"
 [ "$(sed -n '/^weft .- /{ s/^weft .- //; s/\\-/-/g; p; q }' weft.1)" = "$summary" ] || fail "the man page: $(sed -n 1,6p weft.1)"
 if command -v man >/dev/null; then

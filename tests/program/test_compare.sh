@@ -1,5 +1,5 @@
 #!/bin/bash
-# weft compare and a report of several runs: where runs part, what differed, and the status that says so.
+# weft compare and a report of several runs: where runs diverge, what differed, and the exit status.
 . "$(dirname "$0")/../support/prelude.sh"
 
 letters 60 3 >text.txt
@@ -58,7 +58,7 @@ exits 0 compare base again --json
 has out '"equal": true'
 has out '"first": null'
 
-# A run that is shorter is the same as far as it goes; steps that only one has logged are not compared; none at all is no answer.
+# A shorter run is equal as far as it goes; steps that only one run logged are not compared; having no common step is an error.
 train short train.steps=6
 exits 0 compare base short
 train seldom train.steps=12 metrics.log_freq=5
@@ -71,7 +71,7 @@ exits 66 compare base nowhere
 exits 2 compare base
 has err "compare"
 
-# Names and values of others: nothing reaches the terminal or the page as they are.
+# Untrusted names and values: nothing reaches the terminal or the page unescaped.
 cp -r base $'evil\x1b[31m<b>'
 printf 'optimizer: {lr: 5e-1}\nrun: {dir: "\\e[31m<i>"}\n' >$'evil\x1b[31m<b>/config.yaml'
 exits 0 compare base $'evil\x1b[31m<b>'
@@ -82,7 +82,7 @@ exits 0 report base $'evil\x1b[31m<b>' -o evil.html
 # The page of several runs.
 exits 0 report base changed text
 has comparison.html "lr of step 7"
-# Dots are explained, and a value of a key has a box of its own, however long it is.
+# Dots are explained, and each value of a key has its own box, however long it is.
 has comparison.html "with dots: validation"
 has comparison.html '<td class="v"><div class="long">'
 has comparison.html "</html>"
@@ -91,7 +91,7 @@ has comparison.html 'class="line s3"'
 exits 0 report base changed -o -
 has out "Where they part"
 
-# Named sets and tasks of several runs: a chart each, with a curve of every run that has it.
+# Named sets and tasks of several runs: a chart for each, with a curve of every run that has it.
 for run in base changed; do
     printf '{"kind": "set", "name": "held", "step": 12, "loss": 2}\n{"kind": "task", "name": "q<b>", "step": 12, "acc": 0.5}\n' >>$run/metrics.jsonl
 done

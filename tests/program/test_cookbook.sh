@@ -1,5 +1,5 @@
 #!/bin/bash
-# docs/use/cookbook.md: every command on the page, in its order, with smaller numbers.
+# Runs every command of docs/use/cookbook.md, in order, with smaller numbers.
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
@@ -13,14 +13,14 @@ letters 60 2 >texts/two.txt
 letters 20 3 >held-out.txt
 letters 60 4 | awk 'NF { printf "{\"text\": \"%s\"}\n", $0 }' >more/lines.jsonl
 
-# The page's numbers and what they become. Steps keep their proportions.
+# Replaces the page's numbers by smaller ones. Numbers of steps keep their proportions.
 smaller() {
     sed 's/hidden_size: 512/hidden_size: 32/; s/intermediate_size: 1408/intermediate_size: 48/; s/num_hidden_layers: 8/num_hidden_layers: 2/
         s/num_attention_heads: 8/num_attention_heads: 4/; s/context: 512/context: 32/; s/tokens_per_step: 16384/tokens_per_step: 512/
         s/--vocab 8192/--vocab 300/; s/\(steps[=:] *\)\([1-9][0-9]*\)00\b/\1\2/g; s/\(every: *\)\([1-9][0-9]*\)00\b/\1\2/g
         s/train.steps=3\b/train.steps=60/; s/--tokens 100/--tokens 5/'
 }
-# Of each block of the page its kind, and its text with \001 for the ends of lines.
+# Prints the kind of each block of the page, and its text with \001 for line ends.
 blocks() {
     awk '/^```/ { if (kind) print kind, text; kind = kind ? "" : substr($0, 4); text = ""; next }
         kind { text = text $0 "\001" }' "$docs/use/cookbook.md"
@@ -34,7 +34,7 @@ while read -r kind text; do
         cp block "$name"
         continue
     fi
-    # One command at a time: comparing runs that differ ends with 1.
+    # One command at a time: comparing runs that differ exits with 1.
     while IFS= read -r line; do
         while [[ $line == *\\ ]]; do IFS= read -r next; line="${line%\\} $next"; done
         [ -n "$line" ] || continue
@@ -47,7 +47,7 @@ while read -r kind text; do
 done < <(blocks)
 [ "$count" -ge 20 ] || fail "only $count commands were found on the page"
 
-# What the page promises of them.
+# The results that the page promises.
 [ "$(grep -c '^## [0-9]' "$docs/use/cookbook.md")" -eq 10 ] || fail "the page does not have ten recipes"
 grep -hq 'the loss falls from' err.* || grep -hq 'nothing can be said' err.* || fail "weft report does not say what a range test has shown"
 [ "$(digest runs/mine)" = "$(digest runs/paused)" ] || fail "a run that went on has other weights"

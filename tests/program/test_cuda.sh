@@ -1,6 +1,6 @@
 #!/bin/bash
-# The plugin for GPUs as a user meets it: what is said where there is none, and runs over cuda_sim, whose curve is the CPU's but for
-# rounding, and has the same bits in any order of its streams, after a stop, and however the step is laid out.
+# The GPU plugin as users meet it: messages where there is none, and runs with cuda_sim, whose curve is the CPU's except for
+# rounding, with the same bits in any order of its streams, after a stop, and with any layout of the step.
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
 needs_simulated_gpu
@@ -49,7 +49,7 @@ has out '"nccl_problem": "WEFT_NCCL=none in the environment"'
 has out "Ranks on several GPUs would send through the host's memory"
 [ "$(grep -c '"memory_available_bytes": 8589934592\|"copy_bytes_per_second": [1-9]\|"peak_bf16_flops": [1-9]' out)" -eq 7 ] ||
     fail "figures of two GPUs are missing: $(cat out)"
-# planned FILE: what is said of memory, but for the lines that hold it against a machine.
+# planned FILE: prints the memory table without the lines that compare it with a machine.
 planned() { sed -n '/^memory$/,/ outside:/p' "$1"; }
 expect 0 plan run.yaml run.device=cuda
 has out "device  simulated GPU (cuda kernels)"
@@ -59,7 +59,7 @@ planned out >opened
 grep -Eq '^ +device +host$' opened || fail "memory of the device and of its host have no columns: $(cat opened)"
 grep -Eq '^  pinned +12\.[0-9]+ MiB' opened || fail "pinned memory is not planned: $(cat opened)"
 grep -Eq '^  staging  ' opened || fail "staging is not planned: $(cat opened)"
-# Without a GPU, and of hardware that is stated, the plan is the same.
+# Without a GPU, and for stated hardware, the plan is the same.
 WEFT_CUDA=$directory/no-such-plugin.so expect 0 plan run.yaml run.device=cuda
 has out "device  a GPU, as stated: not this machine"
 planned out | cmp -s - opened || fail "a plan without a GPU is another one: $(planned out | diff - opened)"
@@ -70,13 +70,13 @@ has err "at most 256"
 
 # ---- runs ----
 
-# train DIR WORD...: one run, which must end well.
+# train DIR WORD...: runs weft train, which must succeed.
 train() {
     local dir=$1
     shift
     "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || fail "train $*: $(tail -3 "$dir.err")"
 }
-# near A B: the same losses and norms but for rounding in fp32.
+# near A B: the same losses and norms except for rounding in fp32.
 near() {
     [ "$(curve "$1" | wc -l)" -eq 4 ] || fail "$1 has no four steps"
     paste -d' ' <(curve "$1") <(curve "$2") | awk '{ for (i = 2; i <= 3; i++) { d = $i / $(i + 3) - 1; if (d > 1e-5 || d < -1e-5) bad = 1 } } END { exit bad }' ||
@@ -87,12 +87,12 @@ same() {
     [ "$(curve "$1")" = "$(curve "$2")" ] && [ "$(digest "$1")" = "$(digest "$2")" ] ||
         fail "$1 differs from $2: $(diff <(curve "$1") <(curve "$2") | head -4)"
 }
-# named FILE...: the ops that its table of times has.
+# named FILE...: prints the ops in the table of times.
 named() { cat "$@" | sed -n '/op  *calls  *seconds/,/^$/p' | sed 's/^.*| //' | awk '$2 ~ /^[0-9]+$/ { print $1 }' | sort; }
 train cpu run.device=cpu metrics.profile=true
 WEFT_SIM_MEMORY=$directory/taken train base run.device=cuda metrics.profile=true
-# What is planned is what is taken: of the device what the pools are in whole pieces, since the peak of so short a run is not measured; of the
-# host, pinned, what is planned there.
+# A run takes what was planned: on the device, the pools in whole allocation pieces (the peak of so short a run is not measured); on the host,
+# the planned pinned memory.
 planned base.out >said
 [ -s said ] || planned base.err >said
 sed 's/^.*| //' said | cmp -s - opened || fail "a run plans another memory than weft plan: $(diff said opened)"
@@ -109,7 +109,7 @@ near base cpu
 [ "$(named base.out base.err | grep -c .)" -gt 15 ] || fail "few ops have times: $(named base.out base.err)"
 [ "$(named base.out base.err)" = "$(named cpu.out cpu.err)" ] ||
     fail "other ops have times than on a CPU: $(diff <(named base.out base.err) <(named cpu.out cpu.err))"
-# Ops are called as often as the prediction of a step says.
+# Ops are called as often as the prediction of a step counts.
 expect 0 plan run.yaml --hardware h200
 checked=0
 while read -r op calls rest; do
@@ -139,7 +139,7 @@ recurrences="model.family=recurrent model.recurrent_size=40 model.mixer=[min_gru
 train recurrent_cpu run.device=cpu $recurrences
 train recurrent run.device=cuda $recurrences
 near recurrent recurrent_cpu
-for run in base recurrent; do # a state goes along, and the tail of a convolution
+for run in base recurrent; do # recurrent layers carry a state and the tail of a convolution along
     expect 0 generate $run --prompt light --tokens 9 --temperature 0 --compute fp32 --device cuda
     cp out said
     expect 0 generate $run --prompt light --tokens 9 --temperature 0 --compute fp32
@@ -148,7 +148,7 @@ done
 expect 78 generate base --prompt light --device gpu
 has err "run.device"
 
-# ---- ranks: what they send goes from GPU to GPU, or through the host's memory ----
+# ---- ranks: messages from GPU to GPU by NCCL, or staged through the host's memory ----
 
 needs_ranks
 export WEFT_SIM_DEVICES=2
@@ -168,14 +168,14 @@ grep -q "through the memory of the host: ranks 0 and 1 share a GPU" crowded.out 
 train shared run.device=cuda numerics.canonical_tp=2
 train tensor run.device=cuda numerics.canonical_tp=2 -n 2 mesh.tp=2
 same tensor shared
-# The limit is there for machines as busy as they may be, and is waited for beside what follows.
+# The limit allows for very busy machines; the test goes on meanwhile.
 stop_one() {
     "$weft" train run.yaml run.dir=stopped run.device=cuda -n 2 mesh.dp_shard=2 --inject stop:rank=1,step=3 comm.watchdog_s=8 \
         >stopped.out 2>stopped.err </dev/null
     echo $? >stopped.status
 }
 meanwhile 2 stop_one
-# joined FAULT WORD...: ranks that are joined, one of which does what FAULT says.
+# joined FAULT WORD...: NCCL joins the ranks, and one of them fails as FAULT says.
 joined() {
     WEFT_SIM_NCCL=$1 exits 76 train run.yaml run.dir="joined-${1/:/-}" run.device=cuda -n 2 mesh.dp_shard=2 "${@:2}"
     [ "$(grep -c '^weft: .*exit status' err)" -eq 1 ] || fail "$1: not one verdict: $(cat err)"
@@ -189,7 +189,7 @@ has err "while waiting for all ranks (joining the GPUs of all ranks), in allocat
 has err "weft: rank 1 answers nobody: it hangs, or the machine does; this was found in allocating"
 joined hang:1 comm.watchdog_s=2
 has err "weft: all ranks answer, and each has been joining the GPUs of all ranks for more than comm.watchdog_s = 2 s"
-# broken STATUS DIR WORD...: ranks of which one comes to grief in a step, whose tensors the other waits for on a wire.
+# broken STATUS DIR WORD...: one rank fails in a step while the other waits for its tensors in NCCL.
 broken() { exits "$1" train run.yaml run.dir="$2" run.device=cuda -n 2 mesh.dp_shard=2 "${@:3}"; }
 WEFT_SIM_NCCL=break:1 broken 76 broken
 has err "weft: rank 1: NCCL: a message: unhandled system error"
@@ -208,13 +208,13 @@ unset WEFT_SIM_DEVICES
 expect 78 plan run.yaml run.device=cuda model.head_dim=258
 has err "attention heads of 258 elements (head_dim); at most 256 are done on this GPU"
 
-# A fault is found at a wait, which says what may have been it; with WEFT_CUDA_CHECK=1 what it was.
+# A fault is found at a wait, which lists the ops that may have caused it; with WEFT_CUDA_CHECK=1 the message names the op.
 WEFT_CUDA_CHECK=1 WEFT_SIM_FAULT=250 exits 69 train run.yaml run.device=cuda run.dir=fault
 op=$(sed -n 's/.*GPU 0 failed in \([a-z_]*([^)]*)\): unspecified launch failure$/\1/p' err)
 [ -n "$op" ] || fail "no op and shape in: $(cat err)"
 WEFT_SIM_FAULT=250 exits 69 train run.yaml run.device=cuda run.dir=fault
 has err "GPU 0 failed (found in a wait for a result): unspecified launch failure; "
 has err " $op"
-has err "ops had been called whose end no wait has shown: upload(bytes 32), adamw(n " # not what the step before has waited for
+has err "ops had been called whose end no wait has shown: upload(bytes 32), adamw(n " # without the ops that the step before has waited for
 has err ", attention_forward(tokens 64, heads 4, kv_heads 2, head_dim 8, first 0, keys 64, c fp32) x 4, "
 conclude

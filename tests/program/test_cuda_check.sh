@@ -1,6 +1,6 @@
 #!/bin/bash
-# tools/gpu_check.sh before a GPU is there: packed, carried to another place, and run dry over the simulation there, with an environment and
-# a PATH that have nothing but what it says it needs. Each step must pass; where there is no plugin, steps fail and are counted.
+# tools/gpu_check.sh without a GPU: packed, copied to another directory, and run there with the simulation, with an environment and a PATH
+# that have only what it says it needs. Each step must pass; without a plugin, steps fail and are counted.
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
 needs_simulated_gpu
@@ -18,10 +18,10 @@ mkdir tools a-place && mv pack/* a-place
 for tool in bash env dirname realpath awk sed grep head tail cut sort ls cat paste diff mkdir mktemp rm tee timeout wc getconf tr find uname; do
     ln -s "$(command -v $tool)" tools/$tool
 done
-# bare WORD...: as on a machine with nothing.
+# bare WORD...: runs a command as on a bare machine.
 bare() { env -i PATH="$directory/tools" TEST_BRIEF=1 WEFT_SIM_DEVICES=2 "$@"; }
 
-# What it has not brought is of the C library alone.
+# All libraries are in the pack except those of the C library.
 bare LD_LIBRARY_PATH="$directory/a-place/lib" "$(command -v ldd)" a-place/build/{weft,golden,test_ops,bench_train,weft-cuda-sim.so} a-place/mpi/bin/* |
     awk '$2 == "=>" && $3 !~ /a-place\/lib/' | grep -vE '^[[:space:]]*(libc|libm|libdl|librt|libpthread|libresolv|libutil)\.so' >foreign
 [ ! -s foreign ] || fail "libraries of this machine are used: $(cat foreign)"
@@ -37,7 +37,7 @@ grep -q '"name": "train-tiny".*"share_of_peak": ' out/results.jsonl || fail "the
 grep -q "through the memory of the host" out/*-relay.log || fail "the relay did not go through the host"
 ! grep -q "through the memory of the host" out/*-wires.log || fail "the wires went through the host"
 
-# Libraries of CUDA in a Python environment are found; without a plugin what needs it fails, and time that is up is told.
+# CUDA's libraries in a Python environment are found. Without a plugin, the steps that need it fail; steps after the time limit are reported.
 needed=$(cat a-place/lib/of-cuda)
 if [ -n "$needed" ]; then
     mkdir -p venv/lib/python3.9/site-packages/nvidia/cublas/lib

@@ -1,6 +1,6 @@
 #!/bin/bash
-# weft data prune: what nobody needs goes, and nothing else: not what a run has open, a configuration uses, was used lately, or is no file of
-# weft's.
+# weft data prune removes caches that nobody needs and nothing else: not those that a run has open, a configuration uses, or that were used
+# lately, and no file that is not weft's.
 . "$(dirname "$0")/../support/prelude.sh"
 
 cat >run.yaml <<END
@@ -11,7 +11,7 @@ run: {threads: 1}
 END
 prune() { exits 0 data prune "$@"; }
 says() { grep -qE -- "$1" out || fail "no \"$1\" in: $(cat out)"; }
-# made WORD...: the cache that tokenizing makes.
+# made WORD...: tokenizes and prints the name of the cache.
 made() {
     rm -f before after
     ls cache 2>/dev/null | grep -E '^[0-9a-f]{32}$' >before
@@ -44,7 +44,7 @@ gone "$first" "an old cache"
 there "$second" "the cache in use"
 
 # ---- a run that is alive ----
-exits 0 train run.yaml run.dir=r train.steps=2 # its own configuration names it, too
+exits 0 train run.yaml run.dir=r train.steps=2 # the run's own configuration also names the cache
 prune r --older-than 0
 says "$second .* kept: used by r"
 letters 40 7 >text.txt
@@ -66,14 +66,14 @@ gone "$second" "beside a run that is alive"
 kill -CONT $alive
 kill -TERM $alive
 wait $alive
-# What counts is when a run ended, and the next does not tokenize.
+# The time of last use is when the run ended; the next run does not tokenize again.
 prune cache
 says "$third .* today .* kept: used lately"
 before=$(stat -c '%i %y' "cache/$third/part-00000.tok")
 exits 0 train run.yaml run.dir=next
 [ "$(stat -c '%i %y' "cache/$third/part-00000.tok")" = "$before" ] || fail "the cache was made again"
 
-# ---- nobody comes to a cache while it is claimed: a run waits, and then finds that it is gone ----
+# ---- nobody opens a cache that is claimed for removal: a run waits, and then finds it removed ----
 python3 - "cache/in-use" "$third" <<'END' &
 import fcntl, os, struct, sys, time
 F_OFD_SETLK = 37
@@ -100,7 +100,7 @@ wait $waits || fail "after it was removed: $(cat waits.log)"
 wait $claimer
 there "$third" "tokenized again"
 
-# ---- an interrupted build: a day, whatever the limit; without one, at once ----
+# ---- an interrupted build: removed after a day without changes, whatever the limit, unless a process has it open ----
 broken=0123456789abcdef0123456789abcdef
 mkdir "cache/$broken"
 touch "cache/$broken/lock" "cache/$broken/part-00000.tok.tmp" "cache/$broken/about.json.12.3.tmp"
@@ -108,7 +108,7 @@ prune cache
 says "$broken .* kept: used lately; an interrupted build"
 find "cache/$broken" -exec touch -d '2 days ago' {} +
 exec 7>"cache/$broken/lock"
-flock 7 # as builders of earlier versions do
+flock 7 # as earlier versions did while building
 touch -d '2 days ago' "cache/$broken/lock"
 prune cache --delete
 says "$broken .* kept: open by a process; an interrupted build"
@@ -125,7 +125,7 @@ prune cache --delete
 says "fingerprints .* removed"
 [ ! -e cache/fingerprints ] || fail "records of earlier versions are still there"
 
-# ---- what is not weft's is never touched, and no link followed ----
+# ---- files that are not weft's are never touched, and no link is followed ----
 mkdir -p outside
 cp -r "cache/$third" outside/real
 cp -r "cache/$third" "cache/$broken"

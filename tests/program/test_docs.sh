@@ -1,10 +1,10 @@
 #!/bin/bash
-# What documents name exists: the targets of links, files of this tree, and in docs/inside, which walks through the code, its names. The pages
-# that are made from the program's help are up to date.
+# Everything that documents name exists: targets of links, files of this tree and, in docs/inside, identifiers of the code. The pages
+# generated from the program's help are up to date.
 . "$(dirname "$0")/../support/prelude.sh"
 cd "$WEFT_SOURCE_DIR" || exit 1
 
-# anchors FILE: what links to headings of a page may name.
+# anchors FILE: prints the anchors of a page's headings.
 anchors() { sed -n 's/^##* *//p' "$1" | tr 'A-Z' 'a-z' | tr -cd 'a-z0-9 _\n-' | tr ' ' '-'; }
 
 # check FILE...: prints what is missing.
@@ -33,25 +33,25 @@ shopt -s globstar
 missing=$(check README.md CONTRIBUTING.md docs/**/*.md)
 [ -z "$missing" ] || fail "named, but missing:"$'\n'"$missing"
 
-# The index leads to every page.
+# The index links to every page.
 for file in docs/*.md docs/*/*.md; do
     [ "$file" = docs/README.md ] || grep -qF "](${file#docs/}" docs/README.md || fail "docs/README.md has no link to $file"
 done
 
-# The check itself can fail: one of each kind.
+# The check itself can fail: plants one mistake of each kind.
 mkdir -p "$directory/docs/inside"
 printf '[a](nowhere.md) [b](#nowhere) src/nowhere/none.c `no_such_function_here`\n' >"$directory/docs/inside/planted.md"
 cd "$directory" && ln -s "$WEFT_SOURCE_DIR/src" src
 found=$(check docs/inside/planted.md | wc -l)
 [ "$found" -eq 4 ] || fail "the check finds $found of 4 planted mistakes"
 
-# The reference of the configuration is what the program says.
+# The configuration reference matches the program's help.
 cd "$WEFT_SOURCE_DIR" && WEFT=$weft tools/configuration_pages.sh "$directory/pages"
 diff -r docs/use/configuration "$directory/pages" >"$directory/unlike" ||
     fail "docs/use/configuration is not what this program's help says (tools/configuration_pages.sh writes it):"$'\n'"$(head -20 "$directory/unlike")"
 [ "$(cat docs/use/configuration/*.md | grep -c '^| `')" -eq "$("$weft" config --plain | grep -c '^  [a-z]')" ] || fail "the reference lacks keys"
 
-# Messages that the page on troubleshooting explains are those of the source: what stands between "...", with literals of several lines joined.
+# Messages on the troubleshooting page occur in the source: compares the text between "...", with string literals of several lines joined.
 find src -name '*.[ch]' -exec cat {} + | tr '\n' ' ' | sed 's/"  *"//g; s/\\"/"/g' >"$directory/source"
 while IFS= read -r words; do
     grep -qF -- "$words" "$directory/source" || fail "docs/use/troubleshooting.md: no message has: $words"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Which tokens end a text: those of a model that is tuned stay, with the files that name them; a tokenizer's directory says which are its own;
+# Which tokens end a text: a fine-tuned model keeps its own, with the files that name them; a tokenizer's directory names the tokenizer's;
 # keys name others; generate stops at all of them.
 . "$(dirname "$0")/../support/prelude.sh"
 
@@ -31,11 +31,11 @@ for i in 1 2 3 4 5 6; do printf '{"prompt": "abc %d", "completion": "def %d"}\n'
 sed "/^model:/d; s/^data:.*/data: {sources: [{path: chat.jsonl, format: chat}], cache_dir: cache, tokenizer: base, chat_template: template.jinja}/" \
     run.yaml >tune.yaml
 last() { echo "$1/checkpoints/latest"; }
-# eos FILE: its eos_token_id in one line.
+# eos FILE: prints its eos_token_id on one line.
 eos() { tr -d ' \n\t' <"$1" | sed 's/.*"eos_token_id":\(\[[^]]*\]\|[^,}]*\).*/\1/'; }
 expect() { [ "$(eos "$1")" = "$2" ] || fail "$1: eos_token_id is $(eos "$1"), expected $2"; }
 
-# From random weights: what the directory says; with the file alone, the name in use; what a key says.
+# From random weights: the token from the directory; with tokenizer.json alone, a well-known name; the token that a key names.
 exits 0 train run.yaml run.dir=fresh || cat err
 expect "$(last fresh)/config.json" 279
 expect "$(last fresh)/generation_config.json" 279
@@ -49,7 +49,7 @@ expect "$(last keyed)/generation_config.json" '[277,279]'
 has "$(last keyed)/config.json" '"pad_token_id": 278'
 has "$(last keyed)/config.json" '"bos_token_id": 278'
 grep -q '"eos_token":.*<|endoftext|>' "$(last keyed)/tokenizer_config.json" || fail "tokenizer_config.json does not name the key's token"
-# What begins a text there is read back from the checkpoint: a text without a prompt begins with it.
+# The token that begins a text is read back from the checkpoint: text without a prompt begins with it.
 for source in tok alone.json; do
     rm -rf keyed
     exits 0 train run.yaml run.dir=keyed data.tokenizer=$source 'tokenizer.bos=<|im_start|>'
@@ -58,8 +58,8 @@ done
 exits 78 train run.yaml run.dir=none 'tokenizer.eos=</s>'
 has err 'tokenizer.eos is "</s>"'
 
-# A run that is to resume with other end tokens is refused, and the error names the key that was changed, or that puts them back where the
-# file beside the tokenizer says something else now.
+# Resuming with other end tokens is refused. The error names the changed key, or the key that restores the tokens if a file next to the
+# tokenizer has changed.
 exits 78 train run.yaml run.dir=alone data.tokenizer=alone.json train.steps=3 'tokenizer.eos=<|im_end|>'
 has err 'the tokenizer is not what the checkpoint was trained with'
 has err '): tokenizer.eos was'
@@ -67,7 +67,7 @@ exits 78 train run.yaml run.dir=alone train.steps=3
 has err 'the tokens that begin and end its texts, which tokenizer.bos and tokenizer.eos set'
 exits 0 train run.yaml run.dir=alone train.steps=3 'tokenizer.eos=<|endoftext|>' 'tokenizer.bos=none'
 
-# A model that is tuned keeps its ids and files, byte for byte: on text as on conversations, when resumed, exported, with adapters and merged.
+# A fine-tuned model keeps its ids and files, byte for byte: on text and on conversations, when resumed, exported, with adapters and merged.
 exits 0 export fresh base
 cp template.jinja base/chat_template.jinja
 sed -i 's/"eos_token_id": 279/"eos_token_id": [279, 277], "pad_token_id": 277/' base/config.json
@@ -87,7 +87,7 @@ exits 0 export tuned exported
 kept exported
 exits 0 train run.yaml model.init=base run.dir=text data.tokenizer=base
 kept "$(last text)"
-exits 0 train run.yaml model.init=base run.dir=other data.tokenizer=alone.json # the same tokenizer, without the file beside it
+exits 0 train run.yaml model.init=base run.dir=other data.tokenizer=alone.json # the same tokenizer without its tokenizer_config.json
 kept "$(last other)"
 exits 0 train tune.yaml model.init=tuned run.dir=again
 kept "$(last again)"
@@ -100,7 +100,7 @@ expect "$(last renamed)/config.json" 277
 expect "$(last renamed)/generation_config.json" 277
 grep -q '"top_p":.*0.8' "$(last renamed)/generation_config.json" || fail "top_p is lost where a key changes an id"
 
-# A base model that learns conversations ends answers by a token that it did not stop at.
+# A base model fine-tuned on conversations ends assistant turns with a token at which it did not stop before.
 cp -r base plain
 sed -i 's/"eos_token_id": \[279, 277\]/"eos_token_id": 277/' plain/config.json plain/generation_config.json
 exits 0 train tune.yaml model.init=plain run.dir=answers
@@ -118,7 +118,7 @@ printf '{"eos_token_id": [%s]}\n' "$(seq -s, 0 279)" >base/generation_config.jso
 exits 0 generate base --prompt ab --tokens 20 --seed 3 --quiet
 [ "$(wc -c <out)" -eq 1 ] || fail "generate goes on past an id of generation_config.json: $(cat out)"
 
-# A rank file is known by what it holds.
+# A tiktoken rank file is recognised by its content.
 for byte in $(seq 0 255); do printf "%s %d\n" "$(printf "\\x$(printf %x "$byte")" | base64)" "$byte"; done >own.tiktoken
 printf 'a b' >in
 "$weft" tokenizer encode own.tiktoken <in >out 2>err && fail "a rank file that is not known is taken"

@@ -1,9 +1,9 @@
 #!/bin/bash
-# Names and paths are somebody else's bytes: whatever verb is given one with escape sequences, none of them reaches the terminal, neither in an
-# error nor in an answer. All verbs are walked, by operands of every kind and by each of their flags that takes a value.
+# Names and paths are untrusted bytes: no escape sequence in them reaches the terminal, neither in an error nor in output. Tries all commands,
+# with operands of every kind and with each flag that takes a value.
 . "$(dirname "$0")/../support/prelude.sh"
 
-# ESC, BEL, the C1 form of ESC [, and the mark that turns text round.
+# ESC, BEL, the C1 form of ESC [, and the right-to-left override.
 evil=$'x\x1b[31m\x07\xc2\x9b32m\xe2\x80\xae'
 raw=$'\x1b|\x07|\xc2\x9b|\xe2\x80\xae'
 mkdir "$evil" "$evil/empty"
@@ -21,12 +21,12 @@ END
 "$weft" train "$evil/run.yaml" run.dir="$evil/other" run.seed=7 >out 2>err || fail "another run: $(tail -2 err)"
 
 count=0
-# shown WORD...: the command may end as it likes.
+# shown WORD...: runs a command and checks its output; any exit status will do.
 shown() {
     local limit=60
     [ "$1" != watch ] || limit=1 # it waits for runs
     timeout -k 1 "$limit" "$weft" "$@" >out 2>err </dev/null
-    [ "$1" != generate ] || : >out # what a model of random letters says
+    [ "$1" != generate ] || : >out # a model of random letters may print anything
     count=$((count + 1))
     ! LC_ALL=C grep -qE "$raw" out err || fail "raw escapes from: weft $(printf '%q ' "$@"): $(cat -v out err | head -3)"
 }
@@ -43,9 +43,9 @@ while read -r -u 3 verb; do
         shown "${words[@]}" "${quick[@]}" "$thing"
         shown "${words[@]}" "${quick[@]}" "$thing" "${json[@]}" "$evil/other"
     done
-    # Flags of this verb with a value, and operands of the kinds that it may want.
+    # Flags of this command that take a value, and operands of every kind.
     for flag in $(sed -n 's/^  *\(-., \)\?\(--[a-z-]*\) [A-Z].*/\2/p' help); do
-        [ "$flag" != --prompt ] || continue # a prompt is what is printed
+        [ "$flag" != --prompt ] || continue # a prompt is printed as it is
         for thing in "$evil/none" "$evil/garbage.json" "$evil/run"; do
             shown "${words[@]}" "${quick[@]}" "$evil/run" "$flag" "$thing"
             shown "${words[@]}" "${quick[@]}" "$evil/run.yaml" "$flag" "$thing"
@@ -57,4 +57,4 @@ for key in data.sources data.tokenizer model.init run.dir data.cache_dir pipelin
 done
 echo "$count commands"
 [ "$count" -ge 300 ] || fail "only $count commands: are flags and verbs found?"
-conclude "no name acts on the terminal"
+conclude "no escape sequence reaches the terminal"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# What a run measures of its model: named validation sets, before the first step and at the end; tasks, in the loop and by weft eval.
+# Evaluation of a model: named validation sets, before the first step and at the end; tasks, during training and by weft eval.
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$script")/../support/tasks.sh"
 
@@ -26,7 +26,7 @@ metrics: {log_freq: 1}
 run: {threads: 1, dir: run}
 END
 train() { "$weft" train run.yaml "$@" >out 2>err </dev/null || fail "train $*: $(tail -3 err)"; }
-# Of each record of a kind its step, name and figures: all but times.
+# figures DIR KIND: prints the records of a kind without their times.
 figures() { grep "\"kind\": \"$2\"" "$1/metrics.jsonl" | sed 's/"wall": [^,]*, //; s/, "seconds": .*//'; }
 field() { sed -n "s/.*\"$1\": \([^,}]*\).*/\1/p"; }
 
@@ -36,7 +36,7 @@ train
 [ "$(figures run set | field step | xargs)" = "0 0 4 4 6 6" ] || fail "sets at $(figures run set | field step | xargs)"
 [ "$(figures run set | field name | xargs)" = "news code news code news code" ] || fail "sets are $(figures run set | field name | xargs)"
 [ "$(figures run task | field step | uniq -c | xargs)" = "8 0 8 3 8 6" ] || fail "tasks at $(figures run task | field step | uniq -c | xargs)"
-# All sets together: their tokens, and the mean of their losses by tokens.
+# The validation loss over all sets is the mean of their losses, weighted by tokens.
 awk -v sets="$(paste -d' ' <(figures run set | field tokens) <(figures run set | field loss))" \
     -v all="$(paste -d' ' <(figures run validation | field tokens) <(figures run validation | field loss))" 'BEGIN {
     n = split(sets, s, /[ \n]/); split(all, a, /[ \n]/)
@@ -54,7 +54,7 @@ has run/report.html '<figure id="tasks">'
 exits 0 compare run run
 has out "no figure differs in 6 logged steps and 3 validations of both"
 
-# weft eval of the last checkpoint asks the same, and by any batch says the same.
+# weft eval of the last checkpoint gives the same results with any batch size.
 for batch in 1 4; do
     exits 0 eval run --tasks run.yaml --compute fp32 --threads 2 --batch $batch --json
     mv out eval$batch.json
@@ -74,13 +74,13 @@ done
 exits 0 eval run --tasks run.yaml --compute fp32
 grep -qE '^hellaswag +acc +0\.[0-9]{4} \+- 0\.[0-9]{4}$' out && grep -qE '^ +acc_norm +0\.[0-9]{4} \+- ' out || fail "the table: $(head -3 out)"
 grep -qE '^lambada +acc ' out && grep -qE '^held-out +word_perplexity' out || fail "the table: $(cat out)"
-# A file of that section alone; a context that is too short is said, and counted.
+# A file with only the evaluation section; a context that is too short is reported and counted.
 printf 'evaluation:\n  add_bos: true\n  tasks: [mmlu.jsonl]\n' >tasks.yaml
 exits 0 eval run --tasks tasks.yaml --context 32 --json
 has err "task mmlu (mmlu): 12 documents, 48 requests, 48 of them cut at the left to the context of 32 tokens"
 has out '"truncated": 48'
 
-# What is wrong is said in one line, before anything is trained.
+# Errors are reported in one line, before anything is trained.
 wrong() { # STATUS WORDS OPTION...
     local status=$1 words=$2
     shift 2
@@ -107,14 +107,14 @@ printf 'run: {seed: 1}\n' >none.yaml
 expect_alone 78 eval run --tasks none.yaml
 has err "evaluation.tasks is empty"
 
-# Going on after step 3 leaves every record where it was, and measures the rest again, to the last bit.
+# Resuming after step 3 keeps the earlier records and repeats the later measurements, to the last bit.
 cp -r run again
 rm -rf again/checkpoints/step-00000006 && ln -sfn step-00000003 again/checkpoints/latest
 train run.dir=again
 for kind in validation set task; do
     [ "$(figures run $kind)" = "$(figures again $kind)" ] || fail "$kind of a run that goes on: $(diff <(figures run $kind) <(figures again $kind) | head -4)"
 done
-# Looking changes nothing.
+# Measuring does not change training.
 train run.dir=blind 'evaluation.tasks=[]' 'data.validation=[]'
 [ "$(curve run)" = "$(curve blind)" ] && [ "$(digest run)" = "$(digest blind)" ] || fail "measuring changes the run"
 

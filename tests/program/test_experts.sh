@@ -1,8 +1,8 @@
 #!/bin/bash
 # ranks: 4
-# Models with experts: one curve on every mesh, with any number of threads and after a restart; files with a matrix an expert, from which it
-# goes on, evaluates and generates; ranks that share experts out (mesh.ep), also from a checkpoint of one that has all; ranks that share sequences
-# out (mesh.cp), and experts over these; ranks that share every expert's matrices (mesh.tp); the figures of how evenly tokens go; what is refused.
+# Models with experts: one curve on every mesh, with any number of threads and after a restart; checkpoint files with a matrix per expert, for
+# resuming, evaluating and generating; expert parallelism (mesh.ep), also from a checkpoint of a rank that had all experts; context parallelism
+# (mesh.cp), alone and with ep; experts sharded over mesh.tp; the figures of expert balance; refusals.
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 
@@ -35,7 +35,7 @@ mesh 2 shard mesh.dp_shard=2
 mesh 2 replicate mesh.dp_replicate=2 train.gradient_sync=microbatch train.recompute=full
 mesh 4 both mesh.dp_shard=2 mesh.pp=2 pipeline.schedule=zbv
 mesh 2 experts mesh.dp_shard=2 mesh.ep=2 train.expert_capacity=1 train.gradient_sync=microbatch
-# ExpertDispatch are counted by themselves; over dp_shard goes what was planned for it.
+# Dispatch traffic is counted separately; dp_shard sends what was planned for it.
 grep -q '"sent_ep": [1-9]' experts/metrics.jsonl || fail "no visits are counted: $(head -1 experts/metrics.jsonl)"
 grep -q '"sent_ep": 0,' one/metrics.jsonl || fail "visits on one rank: $(head -1 one/metrics.jsonl)"
 mesh 4 all mesh.pp=2 mesh.dp_shard=2 mesh.ep=2 pipeline.schedule=zbv train.recompute=full
@@ -43,7 +43,7 @@ for run in threads resumed shard replicate both experts all; do
     curve $run | cmp -s - one.curve || fail "$run has another curve"
     [ "$(digest $run)" = "$(digest one)" ] || fail "$run has other weights"
 done
-# Sequences begin on one rank and end on another, whose tokens their balance is of.
+# With cp, sequences begin on one rank and end on another; their balance is over the tokens of both.
 exits 0 train run.yaml run.dir=spans numerics.canonical_cp=4
 curve spans >spans.curve
 mesh 2 contexts mesh.cp=2 parallel.context=heads numerics.canonical_cp=4
@@ -57,8 +57,7 @@ for run in contexts keys crossed; do
             fail "$run has another $figure"
     done
 done
-# Ranks that share every expert's matrices: with the bits of one rank that adds up as many leaves, also after a stop on another degree, and in
-# fast numerics.
+# Experts sharded over tp have the bits of one rank with as many splits, also after a stop at another degree, and in fast numerics.
 exits 0 train run.yaml run.dir=leaves numerics.canonical_tp=4 || cat err
 curve leaves >leaves.curve
 exits 0 train run.yaml run.dir=tensors_stop numerics.canonical_tp=4 train.steps=3 schedule.total_steps=6
@@ -77,7 +76,8 @@ done
 exits 0 train run.yaml run.dir=fast train.numerics=fast train.compute=bf16 numerics.canonical_tp=2 train.steps=3
 mesh 2 fast2 mesh.tp=2 train.numerics=fast train.compute=bf16 train.steps=3 train.recompute=full
 [ "$(curve fast2)" = "$(curve fast)" ] && [ "$(digest fast2)" = "$(digest fast)" ] || fail "fast numerics have other bits over tp"
-# Both: some experts on each rank, and of these a slice; rows of each leaf come home, in rounds too, over dp_shard and over cp, after a stop.
+# ep with tp: each rank has a slice of some experts. Combine returns the rows of each split, also in several dispatch chunks, over dp_shard and
+# over cp, and after a stop.
 mesh 2 both_leaves mesh.dp_shard=2 mesh.ep=2 numerics.canonical_tp=4 train.expert_capacity=1
 mesh 4 both_tp mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 numerics.canonical_tp=4 train.recompute=full train.expert_capacity=1
 mesh 4 both_halves mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 numerics.canonical_tp=4 train.split_backward=true
@@ -114,20 +114,20 @@ has out '6 experts of width 20 in 2 of the blocks, 2 a token'
 exits 0 models mixtral
 has out '8 experts of 14336, 2 a token'
 
-# Mixtral's names, without a balance loss; in bf16.
+# Mixtral's tensor names, without a balance loss, in bf16.
 exits 0 train run.yaml run.dir=mixtral model.family=mixtral model.dense_period=0 model.dense_layers=0 model.moe_intermediate_size=0 \
     model.head_dim=8 model.output_router_logits=false train.steps=2 train.compute=bf16 checkpoint.every=2
 exits 0 inspect mixtral/checkpoints/step-00000002
 has out 'model.layers.2.block_sparse_moe.experts.5.w2.weight'
 
-# gpt-oss: one tensor a layer, biases, sinks; on a mesh with Muon as alone.
+# gpt-oss: one tensor per layer for all experts, biases, attention sinks; with Muon, the same on a mesh as on one rank.
 gpt='model.family=gpt_oss model.head_dim=8 model.intermediate_size=20 model.moe_intermediate_size=0 model.dense_period=0 model.dense_layers=0
   model.sliding_window=9 model.router_aux_loss_coef=0.01 optimizer.kind=muon train.steps=3'
 exits 0 train run.yaml run.dir=gpt $gpt || cat err
 mesh 4 gpt4 $gpt mesh.dp_shard=2 mesh.pp=2
 curve gpt >gpt.curve
 curve gpt4 | cmp -s - gpt.curve && [ "$(digest gpt4)" = "$(digest gpt)" ] || fail "gpt_oss differs on a mesh"
-# Its experts dealt out, with their biases, and sequences on several ranks, with sinks.
+# Its experts and their biases over ep, and sequences with attention sinks over cp.
 mesh 4 gpt_ep $gpt mesh.dp_shard=2 mesh.ep=2 mesh.pp=2 pipeline.schedule=zbv train.expert_capacity=1
 curve gpt_ep | cmp -s - gpt.curve && [ "$(digest gpt_ep)" = "$(digest gpt)" ] || fail "gpt_oss differs over ep"
 exits 0 train run.yaml run.dir=gpt_spans $gpt numerics.canonical_cp=4
@@ -136,7 +136,7 @@ mesh 4 gpt_keys $gpt numerics.canonical_cp=4 mesh.cp=2 mesh.dp_shard=2 parallel.
 for run in gpt_heads gpt_keys; do
     [ "$(curve $run)" = "$(curve gpt_spans)" ] && [ "$(digest $run)" = "$(digest gpt_spans)" ] || fail "gpt_oss differs in $run"
 done
-# Every expert cut, and sinks by heads: with as many leaves on one rank, over cp besides, after a stop, and in fast numerics.
+# Every expert sharded over tp, and sinks by heads: the bits of one rank with as many splits, also with cp, after a stop, and in fast numerics.
 cut="$gpt optimizer.kind=adamw numerics.canonical_tp=4 numerics.canonical_cp=2 checkpoint.every=2"
 exits 0 train run.yaml run.dir=gpt_leaves $cut || cat err
 mesh 4 gpt_tp $cut mesh.tp=4 train.steps=2 schedule.total_steps=3 train.recompute=full
@@ -158,8 +158,9 @@ has out 'model.layers.0.self_attn.sinks'
 exits 0 train run.yaml run.dir=gpt_from $gpt model.init=gpt/checkpoints/step-00000003
 exits 0 generate gpt --prompt abc --tokens 4 --temperature 0
 
-# Llama 4: weighed inputs beside a shared expert, chunks that no rank's tokens end with, layers that are turned and not, with an MLP in one; over
-# pp and dp_shard with Muon as alone, over cp by heads and by keys, over tp and ep, dgrad and wgrad separate, in bf16, after a stop.
+# Llama 4: weighted expert inputs and a shared expert, attention chunks that do not end with any rank's tokens, layers with and without RoPE,
+# one of them with an MLP. The same as on one rank over pp and dp_shard with Muon, over cp with both methods, over tp and ep, with separate
+# dgrad and wgrad, in bf16, and after a stop.
 llama4='model.family=llama4_text model.output_router_logits=false model.router_aux_loss_coef=0 model.norm_topk_prob=false model.sliding_window=9
   model.window_period=2 model.window_layers=1 model.no_rope_period=2 model.no_rope_layers=2 model.floor_scale=5 model.attn_scale=0.3
   model.num_key_value_heads=4 train.steps=3 data.document_mask=true'
@@ -226,7 +227,7 @@ exits 0 plan run.yaml -n 2 mesh.cp=2 mesh.ep=2 --program
 has out 'CP_ALL_REDUCE_EXPERT_COUNTS u1 m0 what router makes'
 has out 'WAIT           u1 m0 CP_ALL_REDUCE_EXPERT_COUNTS what router makes'
 
-# DeepSeek: latent attention, grouped sigmoid routing with a bias, shared experts, a dense first layer; on meshes as alone.
+# DeepSeek: latent attention (MLA), grouped sigmoid routing with a bias, shared experts, a dense first layer; the same on meshes as on one rank.
 deepseek='model.family=deepseek_v3 model.head_dim=0 model.dense_period=0 model.dense_layers=0 model.output_router_logits=false
   model.router_aux_loss_coef=0 model.q_lora_rank=24 model.kv_lora_rank=16 model.qk_nope_head_dim=6 model.qk_rope_head_dim=4 model.v_head_dim=8
   model.n_group=3 model.topk_group=2 model.first_k_dense_replace=1 train.steps=3 schedule.total_steps=6 train.router_bias_speed=0.01'
@@ -237,8 +238,8 @@ curve latent4 | cmp -s - latent.curve && [ "$(digest latent4)" = "$(digest laten
 exits 0 train run.yaml run.dir=latent_spans $deepseek numerics.canonical_cp=4
 mesh 4 latent_cp $deepseek numerics.canonical_cp=4 mesh.dp_shard=2 mesh.cp=2 parallel.context=keys mesh.ep=2
 [ "$(digest latent_cp)" = "$(digest latent_spans)" ] && [ "$(curve latent_cp)" = "$(curve latent_spans)" ] || fail "deepseek_v3 differs with cp"
-# Its heads, and all of its experts, over tp: with as many leaves on one rank, with a latent of queries or without, in either family, with cp, in
-# pipelines, dgrad and wgrad separate, after a stop on another degree.
+# Its heads and all of its experts over tp: the bits of one rank with as many splits, with or without a query latent, in both families, with cp,
+# in pipelines, with separate dgrad and wgrad, and after a stop at another degree.
 more='model.n_shared_experts=2 numerics.canonical_tp=4'
 exits 0 train run.yaml run.dir=latent_splits $deepseek $more
 exits 0 train run.yaml run.dir=latent_stop $deepseek $more train.steps=1 schedule.total_steps=6 checkpoint.every=1
@@ -246,13 +247,13 @@ mesh 2 latent_stop $deepseek $more mesh.tp=2 train.recompute=full checkpoint.eve
 mesh 4 latent_tp4 $deepseek $more mesh.tp=4 train.recompute=none
 mesh 4 latent_piped $deepseek $more mesh.tp=2 mesh.pp=2 pipeline.schedule=zbv
 mesh 4 latent_halves $deepseek $more mesh.tp=2 mesh.dp_shard=2 train.gradient_sync=microbatch train.split_backward=true train.recompute=full
-# Experts dealt out besides, and the shared ones at home.
+# With ep as well: routed experts are distributed, the shared ones stay on every rank.
 mesh 4 latent_visits $deepseek $more mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 train.expert_capacity=1
 mesh 4 latent_both $deepseek $more mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 train.split_backward=true train.recompute=full
 for run in latent_stop latent_tp4 latent_piped latent_halves latent_visits latent_both; do
     [ "$(curve $run)" = "$(curve latent_splits)" ] && [ "$(digest $run)" = "$(digest latent_splits)" ] || fail "deepseek_v3 differs in $run"
 done
-# A step of Muon sees whole matrices: those of heads and of experts on one of the ranks, those that make latents on each.
+# Muon needs full matrices: those of heads and experts are updated on an owner rank, the latent projections on every rank.
 muon='optimizer.kind=muon optimizer.nesterov=true'
 exits 0 train run.yaml run.dir=latent_muon $deepseek $more $muon
 mesh 2 latent_muon2 $deepseek $more $muon mesh.tp=2
@@ -279,8 +280,8 @@ done
 exits 0 plan run.yaml -n 2 $deepseek mesh.tp=2 --program
 has out 'TP_ALL_REDUCE_DLATENT u1 m0 gradient of what norms of latents makes' \
     'WAIT           u1 m0 TP_ALL_REDUCE_DLATENT gradient of what norms of latents makes'
-# Adapters of what makes latents, of heads, and of shared experts, or of some of these: in pipelines, after a stop on another degree, with experts
-# dealt out besides, and queries without a latent in bf16.
+# Adapters of latent projections, heads and shared experts, or of some of these: in pipelines, after a stop at another degree, with ep as well,
+# and without a query latent in bf16.
 adapters="${deepseek/train.router_bias_speed=0.01/} $more lora.rank=3 model.init=latent_splits/checkpoints/step-00000003"
 exits 0 train run.yaml run.dir=adapted $adapters
 exits 0 train run.yaml run.dir=adapted_stop $adapters train.steps=1 schedule.total_steps=6 checkpoint.every=1
@@ -300,20 +301,20 @@ for words in 'lora.match=kv_b|kv_a|shared_experts.down' 'train.compute=bf16 trai
     mesh 4 adapted_two $own $words mesh.tp=4
     [ "$(curve adapted_two)" = "$(curve adapted_one)" ] && [ "$(digest adapted_two)" = "$(digest adapted_one)" ] || fail "adapters differ over tp with $words"
 done
-# MTP heads beside them.
+# With MTP heads.
 exits 0 train run.yaml run.dir=latent_heads $deepseek numerics.canonical_tp=2 train.multi_token=2
 mesh 4 latent_heads2 $deepseek mesh.tp=2 mesh.pp=2 numerics.canonical_tp=2 train.multi_token=2
 mesh 4 latent_heads3 $deepseek mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 numerics.canonical_tp=2 train.multi_token=2 train.split_backward=true
 for run in latent_heads2 latent_heads3; do
-    [ "$(curve $run)" = "$(curve latent_heads)" ] && [ "$(digest $run)" = "$(digest latent_heads)" ] || fail "further heads differ over tp in $run"
+    [ "$(curve $run)" = "$(curve latent_heads)" ] && [ "$(digest $run)" = "$(digest latent_heads)" ] || fail "MTP heads differ over tp in $run"
 done
 mesh 2 latent_ep $deepseek mesh.dp_shard=2 mesh.ep=2
 curve latent_ep | cmp -s - latent.curve && [ "$(digest latent_ep)" = "$(digest latent)" ] || fail "deepseek_v3 differs with ep"
-# ExpertDispatch run dgrad and wgrad with dgrad; the shared experts' wgrad comes later, and wants the gradient of the result.
+# With ep, routed experts run their wgrad together with dgrad. The shared experts' wgrad runs later and needs the gradient of the output.
 exits 0 train run.yaml run.dir=latent_shared $deepseek model.n_shared_experts=2
 mesh 2 latent_apart $deepseek model.n_shared_experts=2 mesh.dp_shard=2 mesh.ep=2 train.split_backward=true
 [ "$(curve latent_apart)" = "$(curve latent_shared)" ] && [ "$(digest latent_apart)" = "$(digest latent_shared)" ] ||
-    fail "deepseek_v3 differs with ep where halves are apart"
+    fail "deepseek_v3 differs with ep and separate dgrad and wgrad"
 exits 0 inspect latent/checkpoints/step-00000003
 has out 'model.layers.1.mlp.gate.e_score_correction_bias' 'model.layers.1.mlp.shared_experts.up_proj.weight' \
     'model.layers.0.self_attn.kv_a_proj_with_mqa.weight'
@@ -321,7 +322,7 @@ grep -q 'layers.1.mlp.gate.e_score_correction_bias  *F32  *\[6\]  *0\.0[1-7][0-9
 exits 0 train run.yaml run.dir=latent_all $deepseek train.steps=6
 mesh 2 latent $deepseek mesh.dp_shard=2 mesh.ep=2 train.steps=6
 [ "$(digest latent)" = "$(digest latent_all)" ] || fail "deepseek_v3 goes on otherwise, with its bias"
-# It evens experts out: the mean of the last ten of thirty steps, 1.4 and 2.6.
+# The bias balances experts: the mean imbalance of the last ten of thirty steps is 1.4 with it, 2.6 without.
 unevenness() {
     exits 0 train run.yaml run.dir=even$1 $deepseek train.steps=30 schedule.total_steps=30 validation.every=0 checkpoint.every=0 \
         train.router_bias_speed=$1
@@ -330,7 +331,8 @@ unevenness() {
 [ "$(unevenness 0.001)" -lt "$(unevenness 0)" ] || fail "the bias evens nothing out"
 exits 0 generate latent --prompt abc --tokens 4 --temperature 0
 exits 0 train run.yaml run.dir=latent_from $deepseek model.init=latent/checkpoints/step-00000003 train.steps=1
-# Its module: in training alone, on meshes as alone, over a stop, to published names and from them; without weight it changes nothing of the rest.
+# The MTP module is used only in training. It is the same on meshes as on one rank, over a stop, and through export to published names and back.
+# With loss weight 0 it changes nothing else.
 module="$deepseek train.multi_token=1 train.multi_token_kind=module train.multi_token_weight=0.3"
 exits 0 train run.yaml run.dir=module $module || cat err
 exits 0 train run.yaml run.dir=module_halves $module train.microbatch=2 train.split_backward=true train.recompute=full
@@ -358,7 +360,7 @@ exits 0 train run.yaml run.dir=module_left $deepseek model.init=$last train.step
 has err 'num_nextn_predict_layers is 1'
 exits 65 train run.yaml run.dir=module_wrong $module model.init=latent/checkpoints/step-00000003
 has err 'model.layers.3.'
-# Over cp, by heads and by keys, whole and in pipelines, dgrad and wgrad separate, and what validation sees.
+# Over cp with both methods, without and with a pipeline, with separate dgrad and wgrad, and in validation.
 exits 0 train run.yaml run.dir=module_spans $module numerics.canonical_cp=4 || cat err
 mesh 2 module_heads $module numerics.canonical_cp=4 mesh.cp=2 parallel.context=heads train.recompute=full
 mesh 4 module_keys $module numerics.canonical_cp=4 mesh.cp=2 mesh.dp_shard=2 parallel.context=keys train.recompute=none
@@ -367,8 +369,8 @@ mesh 2 module_split $module numerics.canonical_cp=4 mesh.cp=2 parallel.context=k
 for run in module_heads module_keys module_piped module_split; do
     [ "$(curve $run)" = "$(curve module_spans)" ] && [ "$(digest $run)" = "$(digest module_spans)" ] || fail "the module differs over cp in $run"
 done
-# Over tp, with as many leaves on one rank: in pipelines, dgrad and wgrad separate, after a stop on another degree, beside cp, with Muon, in bf16; files are
-# those of one rank, and what a step sends is what was planned.
+# Over tp, the bits of one rank with as many splits: in pipelines, with separate dgrad and wgrad, after a stop at another degree, with cp, with
+# Muon, in bf16. The files are those of one rank, and a step sends what was planned.
 leaves="$module numerics.canonical_tp=4"
 exits 0 train run.yaml run.dir=module_leaves $leaves
 mesh 4 module_tp $leaves mesh.tp=4 train.recompute=none
@@ -393,7 +395,7 @@ for words in "optimizer.kind=muon optimizer.nesterov=true numerics.canonical_cp=
     mesh "${way[@]}" $leaves $words
     [ "$(curve module_two)" = "$(curve module_one)" ] && [ "$(digest module_two)" = "$(digest module_one)" ] || fail "the module differs over tp with $words"
 done
-# Over ep, beside each of the others, in one round and in several, and what validation sees.
+# Over ep, combined with each of the other axes, in one and in several dispatch chunks, and in validation.
 mesh 2 module_ep $module mesh.dp_shard=2 mesh.ep=2 train.expert_capacity=1 train.split_backward=true
 mesh 4 module_ep_piped $module mesh.dp_shard=2 mesh.ep=2 mesh.pp=2 pipeline.schedule=zbv train.recompute=full
 for run in module_ep module_ep_piped; do
@@ -415,7 +417,7 @@ has err 'the family llama has no experts'
 exits 78 plan run.yaml model.family=deepseek_v2 model.head_dim=0 model.output_router_logits=false model.router_aux_loss_coef=0 \
     model.num_key_value_heads=2 model.dense_period=0 model.dense_layers=0
 has err 'num_key_value_heads is 2, expected num_attention_heads, 4'
-# What nobody gave is the family's.
+# Keys that are not set have the family's defaults.
 exits 78 plan run.yaml $deepseek model.n_group=4 model.topk_group=9
 hasnt err 'by default of the family'
 exits 78 plan run.yaml ${deepseek/model.n_group=3/}

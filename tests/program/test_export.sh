@@ -13,7 +13,7 @@ metrics: {tensorboard: false}
 run: {threads: 1}
 END
 train() { "$weft" train run.yaml run.dir="$@" >train.out 2>&1 </dev/null || fail "train $*: $(tail -3 train.out)"; }
-# numbers FILE: of a safetensors file in fp32, in its order.
+# numbers FILE: prints the numbers of a safetensors file in fp32, in file order.
 numbers() { od -An -v -w4 -t f4 -j $((8 + $(od -An -t u8 -N 8 "$1"))) "$1"; }
 
 train run
@@ -48,7 +48,7 @@ awk '{ m = ($1 + $2 + $3) / 3; d = m - $4; if (d < 0) d = -d; if (d > 1e-6 * (1 
     fail "the mean is another"
 exits 0 eval mean text.txt
 
-# What cannot be: nothing is left of it.
+# Refused exports leave nothing behind.
 exits 73 export run plain
 exits 66 export run five --average 5
 has err "3 good checkpoints, but"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # ranks: 4
-# What is frozen keeps its bits, and the rest has one curve, on every mesh and after a restart; the plan shows what is saved.
+# Frozen parameters keep their bits, and the rest has one curve on every mesh and after a restart; the plan shows the saving.
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 
@@ -32,7 +32,7 @@ for run in resumed shard replicate both; do
     [ "$(digest $run)" = "$(digest one)" ] || fail "$run has other weights"
 done
 
-# Learning nothing but one norm: all else is the start, bit for bit.
+# If only one norm is trained, everything else stays as it began, bit for bit.
 exits 0 train run.yaml run.dir=start train.steps=1 optimizer.lr=0 optimizer.groups=
 exits 0 train run.yaml run.dir=norm optimizer.lr=0.1 'optimizer.groups=[{match: "^(?!model.norm)", frozen: true}]'
 "$weft" inspect start/checkpoints/step-00000001 | grep -E '^ *(model|lm_head)' | grep -v model.norm >a

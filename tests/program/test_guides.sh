@@ -1,12 +1,12 @@
 #!/bin/bash
-# The guides for those who come from elsewhere. Each key of ours that they name exists, and each of theirs (keys-*.txt, lists of names kept
-# here) stands in a first column: in full, or behind one of the same section, as `optimizer.lr`, `eps`. A wildcard stands for nothing.
-# And the recipes among the configurations.
+# The guides for users of other trainers. Each weft key that they name exists, and each key of the other trainer (keys-*.txt, lists kept here)
+# is in a first column: in full, or after another key of its section, as in `optimizer.lr`, `eps`. A wildcard matches nothing.
+# Also checks the recipes among the configurations.
 . "$(dirname "$0")/../support/prelude.sh"
 docs=$WEFT_SOURCE_DIR/docs lists=$WEFT_SOURCE_DIR/tests/program
 
 "$weft" config --plain | awk '/^[a-z]/ { section = $1; sub(/:$/, "", section) } /^  [a-z]/ { key = $1; sub(/:$/, "", key); print section "." key }' | sort -u >keys
-# What a guide names in its first columns; a heading of the form "## stool" is the section of what follows.
+# Prints the keys in a guide's first columns; a heading of the form "## stool" names the section of the rows below it.
 theirs() { # FILE
     awk -F '|' '
         /^## / { heading = $0 ~ /^## [a-z]*$/ ? substr($0, 4) : "" }
@@ -24,7 +24,7 @@ theirs() { # FILE
 }
 for peer in torchtitan lingua; do
     guide=$docs/use/from-$peer.md
-    # Keys of ours stand in the second column.
+    # weft's keys are in the second column.
     awk -F '|' 'NF > 3 { print $3 }' "$guide" | grep -o '`[a-z_]*\.[a-z_0-9]*' | tr -d '`' | grep -v '\.sh$' | sort -u >named
     [ "$(wc -l <named)" -ge 40 ] || fail "$peer: only $(wc -l <named) keys were found"
     grep -vxFf keys named >unknown && fail "from-$peer names keys that are not there: $(tr '\n' ' ' <unknown)"
@@ -35,8 +35,8 @@ for peer in torchtitan lingua; do
     grep -vxFf found list >missing && fail "from-$peer.md has no word about $(wc -l <missing) of their keys: $(tr '\n' ' ' <missing)"
 done
 
-# Where a hint knows a name of theirs (src/config/synonyms.c), it names a key of ours that the guide has in the same row. A name with several
-# rows, by kind of model or of sharding, has one hint.
+# If a hint (src/config/synonyms.c) knows another trainer's name, it suggests a weft key that the guide has in the same row. A name with
+# several rows, by kind of model or sharding, has one hint.
 grep -o '{"[^"]*", "[^"]*"}' "$WEFT_SOURCE_DIR/src/config/synonyms.c" | tr -d '{",}' >synonyms
 [ "$(wc -l <synonyms)" -ge 300 ] || fail "only $(wc -l <synonyms) synonyms were found"
 awk '
@@ -59,7 +59,7 @@ awk '
     }' synonyms "$docs/use/from-torchtitan.md" "$docs/use/from-lingua.md" | grep -vxF -e 'model.n_heads model.num_attention_heads' -e 'distributed.fsdp_type mesh.dp_shard' >unlike
 [ -s unlike ] && fail "hints that the guides do not have: $(tr '\n' ';' <unlike)"
 
-# Recipes: what they are trained on, and what loss to expect, stands at their head; each is a configuration that weft reads.
+# Recipes begin with their data and the loss to expect; each is a configuration that weft can read.
 for recipe in "$WEFT_SOURCE_DIR"/configs/demo.yaml "$WEFT_SOURCE_DIR"/configs/pretrain-*.yaml; do
     grep -q '^# Data: ' "$recipe" && grep -q '^# Loss to expect: .*[0-9]\.[0-9]' "$recipe" || fail "$recipe does not say its data and its loss"
     "$weft" config "$recipe" >out 2>err || fail "$recipe: $(cat err)"

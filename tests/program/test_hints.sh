@@ -1,8 +1,8 @@
 #!/bin/bash
-# Keys as other programs call them: the error names weft's. And help on one key, and one section.
+# Keys under other programs' names: the error suggests weft's key. Also help on one key and on one section.
 . "$(dirname "$0")/../support/prelude.sh"
 
-# A file of one key.
+# Writes a configuration file with one key.
 write() { # KEY
     awk -v key="$1" 'BEGIN { n = split(key, part, "."); for (i = 1; i <= n; i++) printf "%*s%s:%s", 2 * (i - 1), "", part[i], i < n ? "\n" : " 1\n" }' >k.yaml
 }

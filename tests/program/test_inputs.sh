@@ -1,5 +1,5 @@
 #!/bin/bash
-# The journal lists the files that each start of a run has read, with digests that sha256sum makes too.
+# The journal lists the files that each start of a run has read, with their SHA-256 digests.
 . "$(dirname "$0")/../support/prelude.sh"
 
 mkdir -p web tok
@@ -28,7 +28,7 @@ metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1, dir: run}
 END
 
-# reads DIR: how many starts have written. lists DIR START KIND PATH: what the journal's STARTth one says of a file.
+# reads DIR: prints how many starts the journal has. lists DIR START KIND PATH: prints what the START-th start recorded for a file.
 reads() { grep -c '"event": "read"' "$1/journal.jsonl"; }
 lists() {
     local line entry
@@ -53,18 +53,18 @@ lists run 1 examples shots.jsonl
 grep -q '"kind": "\(checkpoint\|weights\|model.init\)"' run/journal.jsonl && fail "files that were not read: $(cat run/journal.jsonl)"
 grep -q '"detail": "config run.yaml, source text.txt, source web/[*].txt (2 files), source chat.jsonl, validation held.txt, ' run/journal.jsonl ||
     fail "in words: $(grep '"read"' run/journal.jsonl)"
-# The first line of a start: how a run stands is read from the last one.
+# The entry is the first of a start, since the last entry of a journal tells the state of the run.
 sed -n 1p run/journal.jsonl | grep -q '"event": "read", "step": 0,' || fail "the order: $(cut -c1-90 run/journal.jsonl)"
 [ "$(tail -1 run/journal.jsonl | grep -c '"finished"')" -eq 1 ] || fail "the end: $(tail -1 run/journal.jsonl)"
 
-# A start that goes on: what it has read then, and the checkpoint.
+# A resumed start lists what it has read, including the checkpoint.
 echo more >>held.txt
 "$weft" train run.yaml train.steps=3 >out 2>err || fail "a run that goes on: $(tail -3 err)"
 [ "$(reads run)" -eq 2 ] || fail "two starts tell $(reads run) times"
 lists run 2 validation held.txt
 lists run 2 checkpoint run/checkpoints/step-00000002/manifest.json
 
-# Weights to start from are sampled; files beside them are not.
+# Of initial weights only samples are hashed; the files next to them are hashed completely.
 "$weft" train run.yaml run.dir=tuned model.init=run data.tokenizer=run/tokenizer.json >out 2>err || fail "model.init: $(tail -3 err)"
 init=run/checkpoints/step-00000003
 lists tuned 1 model.init $init/config.json
@@ -74,4 +74,4 @@ grep -q "{\"kind\": \"weights\", \"path\": \"$init\", \"files\": 1, \"bytes\": [
 "$weft" train run.yaml run.dir=own model.config=$init/config.json >out 2>err || fail "model.config: $(tail -3 err)"
 lists own 1 model.config $init/config.json
 "$weft" report run --out page.html >/dev/null 2>&1 && grep -q 'source web/\*.txt (2 files)' page.html || fail "the report does not list the files"
-conclude "a journal tells what made its run"
+conclude "the journal lists all inputs of a run"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# weft inspect and weft checkpoint as a user meets them: what is well formed exits 0, what is not gives one line and a status.
+# weft inspect and weft checkpoint as users meet them: well-formed input exits 0; anything else gives one line and an exit status.
 . "$(dirname "$0")/../support/prelude.sh"
 golden=$WEFT_SOURCE_DIR/tests/golden/tied-odd
 
@@ -35,7 +35,7 @@ file c.safetensors '{"\u001b[2J":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}
 expect 0 inspect c.safetensors
 has out '\x1B[2J'
 
-# Who is in which group, of a configuration and of a run.
+# Which parameters are in which group, for a configuration and for a run.
 cat >run.yaml <<EOF
 model: {hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, num_attention_heads: 2}
 optimizer: {groups: [{match: mlp, kind: sgd, lr: 0.1, states: bf16, whole: true}]}

@@ -1,5 +1,5 @@
 #!/bin/bash
-# tools/interop.sh says what was skipped, and does not end well then: with a ctest and a venv of its own, so that nothing is installed.
+# tools/interop.sh reports skipped tests and then fails. Uses a fake ctest and venv, so that nothing is installed.
 . "$(dirname "$0")/../support/prelude.sh"
 mkdir -p bin tools venv/bin
 cp "$WEFT_SOURCE_DIR/tools/interop.sh" tools/
@@ -7,7 +7,7 @@ for program in venv/bin/python venv/bin/pip; do printf '#!/bin/sh\nexit 0\n' >"$
 printf '#!/bin/sh\ncat "%s/said"\nexit $(cat "%s/ends")\n' "$directory" "$directory" >bin/ctest
 chmod +x bin/ctest venv/bin/*
 
-# runs STATUS_OF_CTEST STATUS WORDS: what it ends with, and what it says of skipped tests (nothing, if WORDS is empty).
+# runs STATUS_OF_CTEST STATUS WORDS: checks its exit status, and its report of skipped tests (nothing, if WORDS is empty).
 runs() {
     local status=0
     echo "$1" >ends

@@ -1,9 +1,9 @@
 #!/bin/bash
-# checkpoint.keep_best: the best checkpoint by a measured figure outlives those before and after it, whoever removes the others.
+# checkpoint.keep_best: the best checkpoint by a measured figure outlives those before and after it, whatever removes the others.
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$script")/../support/tasks.sh"
 
-# What is held out has letters that training unlearns: its loss falls at first, and is lowest long before the end.
+# The held-out text has letters that training unlearns: its loss falls at first, and is lowest long before the end.
 letters 40 3 | tr 'a-z' 'a-ca-ca-ca-ca-ca-ca-ca-ca-b' >text.txt
 letters 10 4 >other.txt
 make_tasks 1 7
@@ -23,7 +23,7 @@ there() { find "$1/checkpoints" -name 'step-*' -printf '%f\n' | sort | sed 's/st
 best() { sed -n '/"best": {/,/}/p' "$1/checkpoints/latest/state.json" | tr -d ' \n'; }
 
 train
-# The least of the losses measured at a checkpoint's step, the first of equals.
+# Prints the step of the lowest loss measured at a checkpoint, the first of equal ones.
 least() { sed -n 's/.*"kind": "set", "name": "other", "step": \([0-9]*\),.*"loss": \([^,]*\),.*/\1 \2/p' run/metrics.jsonl |
     awk '$1 > 0 && (!step || $2 < value) { step = $1; value = $2; text = $2 } END { print step, text }'; }
 read -r step value <<<"$(least)"
@@ -35,7 +35,7 @@ has err "best checkpoint so far: step $step, validation/other/loss "
 exits 0 checkpoint list run
 grep -qE "^$step .*, best: validation/other/loss " out && [ "$(grep -c best out)" -eq 1 ] || fail "list: $(cat out)"
 
-# Going on: the best stays what it was, to the last bit of the state, and is not removed; nor is the one that the run went on from.
+# On resuming, the best checkpoint stays the same, to the last bit of the state, and is not removed; nor is the one that the run resumed from.
 train run.dir=parts train.steps=6
 [ "$(there parts)" = "$(echo $step 4 6 | tr ' ' '\n' | sort -nu | xargs)" ] || fail "after six steps: $(there parts)"
 train run.dir=parts
@@ -46,23 +46,23 @@ exits 0 checkpoint prune run --keep 2
 has out "1 removed"
 [ "$(there run)" = "$step 12 14" ] || fail "prune removed the best: $(there run)"
 
-# Another figure begins anew.
+# Another figure starts over.
 train train.steps=18 checkpoint.keep_best=validation/own/loss
 has err "the best checkpoint by validation/other/loss, of step $step, is kept for it no longer"
 [ "$(there run)" = "14 16 18" ] || fail "by another figure: $(there run)"
 [[ "$(best run)" == *'"figure":"validation/own/loss","step":1'[68]* ]] || fail "by another figure: $(best run)"
-# One that is gone is not looked for for ever.
+# A best checkpoint that was deleted gives a warning, and the run continues.
 sed -i 's/"step": 16,/&/' run/metrics.jsonl
 rm -rf gone && cp -r parts gone && rm -r gone/checkpoints/step-0000000"$step"
 train run.dir=gone train.steps=12
 has err "warning: the best checkpoint by validation/other/loss, of step $step, is not there any more"
 [ "$(there gone)" = "10 12" ] || fail "without the best: $(there gone)"
 
-# Of equals the first stays: one document is right always or never.
+# Of equal figures the first stays: a single document is always right or always wrong.
 train run.dir=ties 'evaluation.tasks=[piqa.jsonl]' evaluation.every=2 checkpoint.keep_best=task/piqa/acc optimizer.lr=0
 [ "$(there ties)" = "2 8 10" ] || fail "of equals: $(there ties)"
 
-# What is not measured is refused; what is seldom measured is said.
+# A figure that is not measured is refused; one that is rarely measured gives a warning.
 refused() { # FIGURE WORDS OPTION...
     local figure=$1 words=$2
     shift 2
@@ -74,7 +74,7 @@ refused validation/othr/loss "$sets"
 refused task/boolq/acc_norm "$sets, task/boolq/acc" 'evaluation.tasks=[boolq.jsonl]'
 exits 78 train run.yaml run.dir=refused checkpoint.keep_best=loss 'data.validation=[]'
 has err 'checkpoint.keep_best: "loss" is not measured, nor is anything else: set data.validation, data.validation_fraction or evaluation.tasks'
-# weft plan opens no data, and refuses what the configuration alone shows.
+# weft plan opens no data, and refuses what is wrong in the configuration alone.
 for figure in loss validation/acc task/a/acc task/a/loss; do
     exits 78 plan run.yaml "checkpoint.keep_best=$figure"
     has err "checkpoint.keep_best: \"$figure\" is not measured: expected validation/loss"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A run that is killed again and again, at moments drawn from a seed, ends with the bits of one that was left alone. It has both
+# A run that is killed again and again, at times drawn from a seed, ends with the bits of an undisturbed one. It uses both
 # optimizers, and states in both types.
 #   KILLS=100 SEED=1 tests/program/test_kills.sh     (make soak)
 . "$(dirname "$0")/../support/prelude.sh"
@@ -20,7 +20,7 @@ EOF
 
 "$weft" train run.yaml run.dir=whole >/dev/null 2>err </dev/null || { cat err; exit 1; }
 whole=$(digest whole)
-# The run `killed` is done: it went as `whole`, and leaves nothing behind.
+# Checks that the finished run `killed` is equal to `whole` and leaves nothing behind.
 compare() {
     [ "$(curve whole)" = "$(curve killed)" ] || { echo "FAILED: another curve: $(diff <(curve whole) <(curve killed) | head -4)"; exit 1; }
     [ "$whole" = "$(digest killed)" ] || { echo "FAILED: other weights: $whole, $(digest killed)"; exit 1; }
@@ -32,12 +32,12 @@ done_kills=0 runs=0
 while [ "$done_kills" -lt "$kills" ]; do
     "$weft" train run.yaml run.dir=killed >/dev/null 2>err </dev/null &
     pid=$!
-    # From the first instants, where data and memory are set up, to well inside the training.
+    # From the first moments, in which data and memory are set up, to well into training.
     sleep "0.$(printf %03d $((RANDOM % 900 + 50)))"
     if kill -KILL "$pid" 2>/dev/null; then
         done_kills=$((done_kills + 1))
         wait "$pid" 2>/dev/null
-    else # on a fast machine the run is done before all kills are: another one takes the rest
+    else # on a fast machine the run finishes before all kills: another run takes the rest
         wait "$pid" || { echo "FAILED: a restart ended by itself: $(tail -2 err)"; exit 1; }
         compare
         rm -rf killed

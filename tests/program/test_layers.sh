@@ -1,5 +1,5 @@
 #!/bin/bash
-# The house: includes point down only, and each foreign interface has one layer that may use it.
+# The layers: includes point downwards only, and each external library has one layer that may use it.
 set -euo pipefail
 cd "${1:-${WEFT_SOURCE_DIR:-$(dirname "$0")/../..}}"
 
@@ -37,13 +37,13 @@ END {
     print NR " includes, all downwards"
 }'
 
-# What an axis means is known in two places: where ranks stand, and what each kind of parameter does there.
+# Only two places know what an axis means: comm/mesh (which ranks form it) and program/axes.c (what each kind of parameter does on it).
 if grep -rnE '\bAXIS_[A-Z]' src --include='*.[ch]' | grep -vE '^src/(comm/mesh\.[ch]|program/axes\.c):'; then
     echo "only comm/mesh and the table in program/axes.c name an axis"
     exit 1
 fi
 
-# The check itself can fail: a tree with one wrong include of each kind.
+# The check itself can fail: plants a tree with one wrong include of each kind.
 [ $# -eq 0 ] || exit 0
 bad=$(mktemp -d)
 trap 'rm -rf "$bad"' EXIT

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Links and crafted names where weft keeps its own files: in a run, among its checkpoints, in what it removes, in a token cache.
-# Each trick leads out, to a directory that must stay as it is to the byte; and each has a clear result: refused by name, passed
-# over by name, or the link itself replaced or removed.
+# Links and crafted names among weft's own files: in a run, among its checkpoints, in what it removes, in a token cache. Each
+# trick leads to an outside directory that must not change by a byte, and has a clear result: an error or a message that names
+# the path, or the link itself replaced or removed.
 . "$(dirname "$0")/../support/prelude.sh"
 
 cat >run.yaml <<END
@@ -17,7 +17,7 @@ touch -d '1 hour ago' text.txt
 exits 0 train run.yaml run.dir=base
 [ -d base/checkpoints/step-00000004 ] || { cat err; exit 1; }
 
-# What must stay: a run like the real one, and files whose names weft would remove or write.
+# The outside directory: a run like the real one, and files with names that weft would remove or write.
 cp -a base outside
 cp -a cache outside/cache
 mkdir outside/more
@@ -25,8 +25,8 @@ for name in word.json part-00000.tok lock stop events.out.tfevents.1.x.1.1 .tmp-
 canary() { (cd outside && find . -printf '%P %y %s %m %T@\n' | sort && find . -type f -exec sha256sum {} + | sort); }
 
 tricks=0
-# trick STATUS TEXT SETUP WORD...: a copy of the run as t and of the cache as c, SETUP done to them, then weft WORD...: its exit status, TEXT
-# among its messages ("" for any), and what is outside as before.
+# trick STATUS TEXT SETUP WORD...: copies the run to t and the cache to c, evaluates SETUP, then runs weft WORD... Checks its exit status, TEXT
+# in its messages ("" for any), and that the outside directory is unchanged.
 trick() {
     local status=$1 text=$2 setup=$3 before
     shift 3
@@ -40,13 +40,13 @@ trick() {
     [ "$(canary)" = "$before" ] || fail "\"$setup\" and weft $1 change what is outside: $(diff <(echo "$before") <(canary) | head -5)"
     tricks=$((tricks + 1))
 }
-# gone PATH..., real PATH...: no longer there; there, and no link.
+# gone PATH...: the paths no longer exist. real PATH...: they exist and are no links.
 gone() { for path; do [ ! -e "$path" ] && [ ! -L "$path" ] || fail "$path is still there"; done; }
 real() { for path; do [ -e "$path" ] && [ ! -L "$path" ] || fail "$path is a link, or not there"; done; }
 go=(train run.yaml run.dir=t train.steps=6 data.cache_dir=c)
 anew=(train run.yaml run.dir=t train.steps=2 data.cache_dir=c run.overwrite=true)
 
-# ---- the run directory: what is written in place is refused ----
+# ---- the run directory: links are refused for files that are written in place ----
 for name in lock metrics.jsonl journal.jsonl audit-00000.log; do
     refused=73
     case $name in metrics.jsonl | audit-00000.log) refused=66 ;; esac # read before they are written
@@ -65,7 +65,7 @@ for words in go anew; do
     trick 73 "t/tensorboard: expected a directory, found a link" "rm -r t/tensorboard && ln -s ../outside/more t/tensorboard" "${these[@]}"
 done
 
-# ---- the run directory, the checkpoints, their trash: what is replaced or removed is so by its name ----
+# ---- the run directory, the checkpoints, their trash: replacing and removing act on the link, not its target ----
 harmless='
 ln -sf ../outside/config.yaml t/config.yaml
 ln -f outside/tokenizer.json t/tokenizer.json
@@ -89,7 +89,7 @@ has err "resumed after step 4"
 real t/config.yaml t/tokenizer.json t/checkpoints/step-00000006 t/notes.1.2.tmp t/checkpoints/.tmp-step-mine
 gone t/stop t/config.yaml.1.2.tmp t/checkpoints/.tmp-step-0000000{3,6} t/checkpoints/.trash-step-0000000{1,2} t/checkpoints/.tmp-latest
 [ "$(readlink t/checkpoints/latest)" = step-00000006 ] || fail "latest leads to $(readlink t/checkpoints/latest)"
-tricks=$((tricks + 14)) # those in one
+tricks=$((tricks + 14)) # the tricks in `harmless`
 
 trick 0 "" "ln -s ../../outside/more/word.json t/tensorboard/events.out.tfevents.9.x.1.1; ln -s ../outside/metrics.jsonl t/metrics-00009.jsonl
     ln -sf ../outside/nothing t/audit-00000.log; ln -sf ../outside/nothing t/journal.jsonl
@@ -99,7 +99,7 @@ gone t/tensorboard/events.out.tfevents.9.x.1.1 t/metrics-00009.jsonl t/audit-000
 trick 0 "" "mkdir keep; ln -sfn ../../outside/more t/checkpoints/latest; rm -rf t/checkpoints/step-00000006; echo x >t/checkpoints/step-00000006" "${go[@]}"
 real t/checkpoints/step-00000006/manifest.json
 
-# ---- in a checkpoint: nothing is read through a link, and a copy is no checkpoint ----
+# ---- in a checkpoint: nothing is read through a link, and a copied or renamed checkpoint does not count ----
 for name in manifest.json model.safetensors optimizer.safetensors state.json config.json; do
     trick 0 "checkpoint passed over" "ln -sf ../../../outside/checkpoints/step-00000004/$name t/checkpoints/step-00000004/$name" "${go[@]}"
     has err "step-00000004/$name: expected a regular file, found a link"
@@ -139,7 +139,7 @@ trick 0 "" "rm c/$key/*; ln -s ../../outside/more/part-00000.tok c/$key/part-000
 real "c/$key/about.json" "c/$key/part-00000.tok"
 gone "c/$key/"{part-00000.tok.tmp,part-00001.tok.tmp,about.json.1.1.tmp}
 tricks=$((tricks + 3))
-sleep 2 # files at rest are remembered
+sleep 2 # fingerprints are cached only for files that are a while old
 memory=c/fingerprints.jsonl
 trick 0 "$memory: expected a regular file, found a link" "rm -f $memory; ln -s ../outside/more/word.json $memory" "${again[@]}"
 trick 0 "found one with 2 (hard links)" "rm $memory; ln outside/more/word.json $memory" "${again[@]}"

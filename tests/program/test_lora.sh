@@ -1,7 +1,7 @@
 #!/bin/bash
 # ranks: 4
-# Adapters on a frozen base: one curve on every mesh and after a restart, the checkpoint as PEFT has it, generate, eval and merge of it, what the
-# plan shows, and what is refused.
+# LoRA adapters on a frozen base: one curve on every mesh and after a restart, checkpoints in PEFT's format, generate, eval and merge, the plan,
+# and refusals.
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 
@@ -41,13 +41,13 @@ for run in resumed full shard replicate stages both; do
     curve $run | cmp -s - one.curve || fail "$run has another curve"
     [ "$(digest $run)" = "$(digest one)" ] || fail "$run has other adapters"
 done
-# Ranks that share tokens, by keys as by heads.
+# Context parallelism, with both methods.
 exits 0 train run.yaml run.dir=spans numerics.canonical_cp=4
 mesh 4 contexts numerics.canonical_cp=4 mesh.cp=2 mesh.dp_shard=2 parallel.context=heads train.steps=4 schedule.total_steps=8
 mesh 2 contexts numerics.canonical_cp=4 mesh.cp=2 parallel.context=keys
 curve contexts | cmp -s - <(curve spans) || fail "ranks that share tokens have another curve"
 [ "$(digest contexts)" = "$(digest spans)" ] || fail "ranks that share tokens have other adapters"
-# Ranks that share the matrices, and heads of keys, which are two: one rank with their leaves has their bits.
+# Tensor parallelism, also over the two KV heads: the bits of one rank with as many splits.
 leaves=(numerics.canonical_tp=4)
 exits 0 train run.yaml run.dir=leaves "${leaves[@]}"
 exits 0 train run.yaml run.dir=leaves_apart "${leaves[@]}" train.recompute=full train.split_backward=true
@@ -64,7 +64,7 @@ exits 0 train run.yaml run.dir=pieces "${pieces[@]}"
 mesh 4 shared "${pieces[@]}" mesh.tp=2 mesh.cp=2 parallel.context=keys
 curve shared | cmp -s - <(curve pieces) || fail "ranks that share matrices and tokens have another curve"
 [ "$(digest shared)" = "$(digest pieces)" ] || fail "ranks that share matrices and tokens have other adapters"
-# Adapters by muon, whose matrices stay whole, on one rank of those that share them.
+# Adapters with Muon, which updates full matrices on one of the tp ranks.
 muon=("${leaves[@]}" optimizer.kind=muon train.steps=2)
 exits 0 train run.yaml run.dir=muon "${muon[@]}"
 mesh 2 muon_shard "${muon[@]}" mesh.dp_shard=2
@@ -75,12 +75,12 @@ for run in muon_shard muon_both; do
 done
 exits 0 plan run.yaml -n 4 "${muon[@]}" mesh.tp=2 mesh.dp_shard=2
 has out "q_proj.lora_A"
-# On another mesh it goes on, too.
+# Resumes on another mesh.
 mesh 2 moved train.steps=4 schedule.total_steps=8 mesh.dp_shard=2
 exits 0 train run.yaml run.dir=moved
 curve moved | cmp -s - one.curve || fail "moved has another curve"
 
-# Adapters alone, by PEFT's names, and beside them what PEFT wants.
+# The checkpoint has only adapters, under PEFT's names, and the files that PEFT needs.
 last=one/checkpoints/step-00000008
 [ "$(ls $last)" = "$(printf '%s\n' adapter_config.json adapter_model.safetensors manifest.json optimizer.safetensors state.json tokenizer.json tokenizer_config.json)" ] ||
     fail "the checkpoint holds $(ls $last)"
@@ -96,7 +96,7 @@ done
 hasnt $last/adapter_config.json layers
 exits 0 checkpoint verify one
 
-# The same text, and the same loss within rounding, of base with adapter and of both merged; another one than that of the base.
+# Base with adapter and the merged model give the same text and, within rounding, the same loss, which differs from that of the base.
 letters 8 9 >held.txt
 loss() { "$weft" eval "$1" held.txt "${@:2}" --context 32 --compute fp32 --json 2>err | sed -n 's/.*"loss": \([0-9.]*\).*/\1/p'; }
 exits 0 merge one merged || cat err
@@ -115,11 +115,11 @@ exits 0 generate merged --prompt abc --tokens 12 --temperature 0 --compute fp32
 cmp -s out adapted.text || fail "the merged model says something else"
 exits 0 merge one rounded --dtype bf16
 "$weft" inspect --header rounded | grep -q 'q_proj.weight *BF16' || fail "--dtype bf16 is not obeyed"
-# What is merged is a model like any other, to start from or to give away.
+# A merged model is a model like any other.
 exits 0 train run.yaml run.dir=further model.init=merged train.steps=1
 exits 0 export merged given
 
-# A base that has gone elsewhere.
+# A base model that was moved.
 cp -r $last carried
 mv base elsewhere
 exits 66 merge carried no
@@ -129,7 +129,7 @@ exits 0 merge carried again --base elsewhere
 [ "$(loss carried --base elsewhere)" = "$adapted" ] || fail "--base has another loss"
 mv elsewhere base
 
-# Part of the matrices; bf16; a rounded file that still resumes; groups of the adapters.
+# Adapters on some matrices only; bf16; a rounded file that still resumes; optimizer groups for adapters.
 part() { "$weft" train run.yaml run.dir="$1" train.steps=2 "${@:2}" >out 2>err </dev/null || fail "$1: $(tail -2 err)"; }
 part some 'lora.match=layers.1.*(q|v)_proj' 'optimizer.groups=[{match: lora_B, lr: 0.1}]' lora.rslora=true checkpoint.every=1
 has err "2 matrices, scale 4"
@@ -140,7 +140,7 @@ part halves train.compute=bf16 checkpoint.dtype=bf16 schedule.total_steps=4
 part halves train.compute=bf16 checkpoint.dtype=bf16 train.steps=4
 cmp -s <(curve half) <(curve halves) || fail "with a rounded file it goes on otherwise"
 
-# Over tp in bf16: matrices stored as one, or transposed; norms behind the layers, and of all heads as one row.
+# Over tp in bf16: fused or transposed matrices; norms after the layers, and norms over all heads.
 for family in phi3 gpt2 olmo2; do
     exits 0 train base.yaml run.dir=$family.base model.family=$family model.num_key_value_heads=4 train.steps=1
     own=(model.init=$family.base lora.rank=3 train.steps=3 train.compute=bf16 numerics.canonical_tp=2)
@@ -150,7 +150,7 @@ for family in phi3 gpt2 olmo2; do
     [ "$(digest $family.two)" = "$(digest $family.one)" ] || fail "$family over tp has other adapters"
 done
 
-# What is planned: no gradient and no state of the base but its vectors'.
+# The plan has no gradients and no states for the matrices of the base.
 exits 0 plan run.yaml
 has out "rank 4 on 21 matrices, scale 2"
 has out "the base"
@@ -161,7 +161,7 @@ for row in gradients optimizer; do
     [ -n "$less" ] && [ -n "$more" ] && [ "$less" != "$more" ] || fail "the plan shows no less of $row: $less, $more"
 done
 
-# Refused, by name.
+# Refusals name the key.
 exits 78 train run.yaml run.dir=one train.steps=9 lora.rank=2
 has err "lora.rank"
 exits 78 train run.yaml run.dir=one train.steps=9 lora.alpha=16

@@ -1,5 +1,5 @@
 #!/bin/bash
-# metrics.command: every record on a program's stdin, and no program that stops, slows or outlives a run.
+# metrics.command: a program gets every record on stdin, and cannot stop, slow down or outlive a run.
 . "$(dirname "$0")/../support/prelude.sh"
 
 letters 60 3 >text.txt
@@ -13,14 +13,14 @@ checkpoint: {every: 6}
 metrics: {tensorboard: false, log_freq: 1}
 run: {threads: 1}
 END
-# run DIR WORD...: a run that ends well, whatever its program does.
+# run DIR WORD...: runs weft train, which must succeed whatever the program does.
 run() {
     local dir=$1 status=0
     shift
     timeout 600 "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || status=$?
     [ "$status" -eq 0 ] || fail "$dir: exit status $status: $(tail -3 "$dir.err")"
 }
-# told DIR TEXT: once in the log, and once in the journal.
+# told DIR TEXT: the run reported TEXT once in the log and once in the journal.
 told() {
     [ "$(grep -c "metrics.command: .*$2" "$1.err")" -eq 1 ] || fail "$1: not said once ($2): $(grep metrics.command "$1.err")"
     [ "$(grep '"event": "command"' "$1/journal.jsonl" | grep -c "$2")" -eq 1 ] || fail "$1: the journal: $(grep '"event": "command"' "$1/journal.jsonl")"
@@ -29,7 +29,7 @@ untold() { ! grep -q 'metrics.command' "$1.err" "$1/journal.jsonl" || fail "$1: 
 
 cat >get <<'END'
 #!/bin/bash
-# get FILE: what comes to it, and how it was started.
+# get FILE: a program that records its input and how it was started.
 printf '%s\n' "$@" >"$1.words"
 echo "$WEFT_RUN_DIR" >"$1.dir"
 ls -l /proc/self/fd >"$1.open"
@@ -41,7 +41,7 @@ exec cat >"$1.got"
 END
 chmod +x get
 
-# Each record, as it stands in the file; the words as they stand in the list: no shell sees them.
+# The program gets each record exactly as in the file, and its arguments exactly as in the list: no shell expands them.
 run plain metrics.command="['$directory/get', '$directory/a', '\$HOME \$(touch broken); x', '*', '']"
 cmp plain/metrics.jsonl a.got || fail "what the program got is not what the run wrote"
 printf '%s\n' "$directory/a" '$HOME $(touch broken); x' '*' '' | cmp - a.words || fail "words: $(cat a.words)"
@@ -49,19 +49,19 @@ printf '%s\n' "$directory/a" '$HOME $(touch broken); x' '*' '' | cmp - a.words |
 [ "$(cat a.dir)" = "$(realpath plain)" ] || fail "WEFT_RUN_DIR is $(cat a.dir)"
 [ "$(cat plain/metrics-command.log)" = $'on stdout\non stderr' ] || fail "the log: $(cat plain/metrics-command.log)"
 [ "$(grep -c -- '->' a.open)" -le 4 ] || fail "descriptors of the run in the program: $(cat a.open)" # and that of ls
-while read -r set; do # but for two of the C library's own
+while read -r set; do # except two of the C library
     [ $((0x$set & ~0x180000000)) -eq 0 ] || fail "signals of the program: $(cat a.signals)"
 done <a.signals
 untold plain
 "$weft" train run.yaml run.dir=without >without.err 2>&1 || fail "a run without a program: $(tail -3 without.err)"
 [ "$(curve plain)" = "$(curve without)" ] || fail "a program that listens changes the curve"
 
-# A run that goes on tells the rest to a new one.
+# A resumed run sends the remaining records to a new program.
 run again train.steps=6
 run again train.steps=12 metrics.command="[$directory/get, $directory/b]"
 cmp <(grep -vE '"step": [0-6],' again/metrics.jsonl) b.got || fail "a resumed run tells: $(cat b.got)"
 
-# Not there, not a program, dead at once, dead later, deaf: said once, and the run is what it was.
+# A program that is missing, not executable, ends at once, ends later or never reads: reported once, and the run is unchanged.
 run nowhere metrics.command=no-such-program-anywhere
 told nowhere "cannot be started (No such file or directory)"
 run notone metrics.command="$directory/text.txt"
@@ -85,31 +85,31 @@ for dir in nowhere notone dead later failing; do
     [ "$(curve "$dir" | head -12)" = "$(curve plain)" ] || fail "$dir: another curve"
 done
 
-# One that reads nothing: what does not fit is left out, counted and said; at the end it is ended, and what it has started with it.
+# A program that reads nothing: records that do not fit are dropped, counted and reported. At the end it is ended, with its children.
 run full metrics.command="[sh, -c, 'sleep 1000 & echo \$! >$directory/child; exec sleep 1000']" train.steps=2000 $long metrics.command_wait_s=0.1
 told full "does not keep up"
 told full "did not keep up: [0-9]* records were left out, it got [0-9]*; it had not ended after"
 [ ! -e child ] || await is_gone "$(cat child)"
 [ "$(curve full | wc -l)" -eq 2000 ] || fail "a program that does not read costs records: $(curve full | wc -l)"
 
-# One that has ended, by itself or when it was told to, takes along what it has started, however stubborn that is.
+# When a program has ended, by itself or on request, its children are ended too, even if they ignore signals.
 stubborn="(trap \"\" TERM; echo \$BASHPID >$directory/left; exec sleep 1000) & until [ -s $directory/left ]; do sleep 0.01; done"
 for end in "cat >/dev/null" "exit 0" "exec sleep 1000"; do
     rm -f left
     run leaving metrics.command="[bash, -c, '$stubborn; $end']" train.steps=20 metrics.command_wait_s=0.1
-    # It may have been ended before it started anything.
+    # The program may have been ended before it started a child.
     [ ! -s left ] || await is_gone "$(cat left)"
     rm -rf leaving
 done
 
-# A run that is killed leaves none behind: the end of its input ends it.
+# A killed run leaves no program behind: the end of its input ends it.
 "$weft" train run.yaml run.dir=killed train.steps=1000000 $long metrics.command="[$directory/get, $directory/c]" >killed.err 2>&1 </dev/null &
 await has_lines c.got 20
 kill -KILL $!
 wait $! 2>/dev/null
 await is_gone "$(cat c.pid)"
 
-# A new run in its place takes its log away; the log is no way out of the directory.
+# A run that starts over removes the log; a link in place of the log does not lead out of the directory.
 ln -sf "$directory/text.txt" plain/metrics-command.log
 sum=$(cksum text.txt)
 run plain run.overwrite=true metrics.command="[$directory/get, $directory/d]"
@@ -119,7 +119,7 @@ run again train.steps=14 metrics.command="[$directory/get, $directory/e]"
 told again "is not started"
 [ "$(cksum text.txt)" = "$sum" ] || fail "the log was written through a link"
 
-# Only rank 0 has one.
+# Only rank 0 starts the program.
 if command -v "$launcher" >/dev/null; then
     export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0
     run ranks -n 2 train.tokens_per_step=64 metrics.all_ranks=true metrics.command="[$directory/get, $directory/f]"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # ranks: 4
-# Models with recurrences: one curve on every mesh, with any number of threads and after a restart; files from which they go on, evaluate and
-# generate; what is refused.
+# Recurrent models: one curve on every mesh, with any number of threads and after a restart; checkpoints for resuming, evaluating and
+# generating; refusals.
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 

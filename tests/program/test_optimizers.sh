@@ -1,5 +1,5 @@
 #!/bin/bash
-# Optimizers and what goes with them, as a user meets them: Muon over ranks and over a stop, the average of weights and its
+# Optimizers and related options as users meet them: Muon on several ranks and over a stop, the average of weights and its
 # export, the z-loss in the records.
 # ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
@@ -16,7 +16,7 @@ checkpoint: {every: 0}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1, dir: whole}
 EOF
-# on N DIR WORD...: a run of N ranks.
+# on N DIR WORD...: runs weft train on N ranks.
 on() {
     on_ranks "$1" "$weft" train run.yaml run.dir="$2" "${@:3}" >"$2.log" 2>&1 || fail "$2: $(tail -2 "$2.log")"
 }
@@ -36,7 +36,7 @@ for run in sharded both resumed; do
     [ "$(average $run)" = "$(cat whole.average 2>/dev/null || average whole | tee whole.average)" ] || fail "the average of $run is another"
 done
 [ "$(cat whole.average)" != "$(digest whole)" ] || fail "the average is the weights"
-# On which rank matrices live is no difference to a run that goes on; what else a group says is one.
+# On which rank matrices are updated makes no difference to a resumed run; other changes of a group do.
 groups() { echo "optimizer.groups=[{match: mlp, kind: adamw, lr: $1${2:-}}]"; }
 on 2 lives "$(groups 1e-3)"
 on 2 moved "$(groups 1e-3)" train.steps=3
@@ -49,7 +49,7 @@ on 1 alone
 [ "$(curve pipe)" = "$(curve alone)" ] && [ "$(average pipe)" = "$(average alone)" ] || fail "a pipeline has another curve or average"
 [ "$(curve alone | wc -l)" -eq 6 ] || fail "six steps: $(curve alone)"
 
-# ---- Muon where tp cuts matrices: in fast numerics, too, the curve of one rank of tp; and on another degree after a stop ----
+# ---- Muon with matrices sharded over tp: also in fast numerics the curve of one tp rank; and at another degree after a stop ----
 
 boxes="numerics.canonical_tp=2 optimizer.states=bf16 train.microbatch=1"
 # shellcheck disable=SC2086
@@ -75,7 +75,7 @@ cp out cut
 exits 0 plan run.yaml -n 2
 diff <(sed -n '/^optimizer$/,/^  decay/p' cut) <(sed -n '/^optimizer$/,/^  decay/p' out) >&2 || fail "groups are not those of the whole model"
 
-# ---- MTP heads: one curve over ranks and over a stop; with weight 0 they change nothing of what is trained beside them ----
+# ---- MTP heads: one curve on several ranks and over a stop; with loss weight 0 they change nothing else ----
 
 further="optimizer.kind=adamw train.z_loss=0 optimizer.ema=0 train.numerics=exact model.tie_word_embeddings=false train.steps=4"
 heads="$further train.multi_token=2 train.multi_token_weight=0.5"
@@ -108,7 +108,7 @@ for file in model optimizer; do
 done
 [ "$(curve unweighted)" = "$(curve headless)" ] || fail "heads without weight change the curve"
 [ "$(curve heads)" != "$(curve headless)" ] || fail "further heads change nothing"
-further_losses heads | awk 'NF != 3 || $3 != "null" || !($1 > 1 && $2 > 1) { exit 1 } END { exit NR != 4 }' || fail "losses of further heads: $(further_losses heads)"
+further_losses heads | awk 'NF != 3 || $3 != "null" || !($1 > 1 && $2 > 1) { exit 1 } END { exit NR != 4 }' || fail "losses of MTP heads: $(further_losses heads)"
 exits 0 inspect heads
 grep -q 'lm_heads.weight' out || fail "the checkpoint has no further heads: $(tail -4 out)"
 exits 0 eval heads text.txt --context 16 --json
@@ -118,7 +118,7 @@ has err "MTP heads beside"
 exits 78 train run.yaml run.dir=heads optimizer.kind=adamw optimizer.ema=0 model.tie_word_embeddings=false train.z_loss=0 train.numerics=exact train.steps=5
 has err "train.multi_token"
 
-# ---- steps that grow: 32, 64, 128 tokens; over ranks, over a stop in the middle of it, and by the samples they take ----
+# ---- batch-size ramp-up: 32, 64, 128 tokens; on several ranks, over a stop in the middle, and by the samples used ----
 
 grow="optimizer.kind=adamw train.numerics=exact train.batch_start=32 train.batch_warmup=400 train.microbatch=1 data.audit=true train.steps=14"
 # shellcheck disable=SC2086
@@ -167,7 +167,7 @@ on 1 plain train.z_loss=0 optimizer.ema=0
 grep -q '"z_loss": null' plain/metrics.jsonl || fail "a z-loss without one: $(head -1 plain/metrics.jsonl)"
 [ ! -e plain/checkpoints/latest/model.ema.safetensors ] || fail "an average that nobody asked for"
 
-# ---- the average begins where a run first keeps one, which is said; and ends ----
+# ---- the average begins where it is first enabled, which is reported; and can be disabled ----
 
 on 1 plain train.steps=7 schedule.total_steps=6 optimizer.ema=0.5 run.allow_changes=[train.z_loss] train.z_loss=0
 grep -q 'optimizer.ema was 0 and is 0.5 now' plain.log || fail "not said: $(cat plain.log)"

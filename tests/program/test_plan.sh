@@ -1,6 +1,6 @@
 #!/bin/bash
-# weft plan: any mesh without its ranks. What ranks hold and send, pipelines drawn, comparisons, and what is said about wrong input.
-#   CURVE=brief tests/program/test_plan.sh     limits of memory for fewer schedules, for sanitizers
+# weft plan, which plans any mesh without its ranks: what ranks hold and send, drawings of pipelines, comparisons, and errors.
+#   CURVE=brief tests/program/test_plan.sh     memory limits for fewer schedules, for sanitizers
 . "$(dirname "$0")/../support/prelude.sh"
 unset TERM
 export LC_ALL=C
@@ -22,15 +22,15 @@ run:
   threads: 1
 END
 
-# plan STATUS WORD...: of model.yaml
+# plan STATUS WORD...: runs weft plan model.yaml
 plan() { expect_alone "$1" plan model.yaml "${@:2}"; }
-# row TABLE RANKS: the row of these ranks in the table that starts so.
+# row TABLE RANKS: prints the row of these ranks in the table whose title begins with TABLE.
 row() { awk -v title="$1" -v ranks="$2" 'index($0, title) == 1 { on = 1; next } /^[^ ]/ { on = 0 } on && $1 == ranks' out; }
-# bytes NUMBER UNIT: as a whole number.
+# bytes NUMBER UNIT: prints the whole number of bytes.
 bytes() { awk -v n="$1" -v u="${2:-B}" 'BEGIN { split("B KiB MiB GiB", names); for (i = 1; names[i] != u; i++) n *= 1024; printf "%.0f\n", n }'; }
-# near A B: within one part in two hundred, for figures are printed with two decimals.
+# near A B: equal within 1/200, since figures are printed with two decimals.
 near() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; if (d < 0) d = -d; exit !(b > 0 && d <= b / 200) }'; }
-# sent AXIS WORD...: bytes that rank 0 sends in a step; AXIS: pp, replicate, parameters, gradients, total.
+# sent AXIS WORD...: prints the bytes that rank 0 sends in a step; AXIS: pp, replicate, parameters, gradients, total.
 sent() {
     local axis=$1 fields index=3
     shift
@@ -57,7 +57,7 @@ sent() {
 is() { near "$2" "$3" || fail "$1: $2, expected $3"; }
 zero() { [ "$2" = 0 ] || fail "$1: $2, expected 0"; }
 
-# One rank: no mesh in sight.
+# One rank: the plan mentions no mesh.
 plan 0
 has out "of this machine's"
 hasnt out "mesh "
@@ -66,7 +66,7 @@ grep -qE '^time    about [0-9.hmsd]+ for [0-9,]+ steps on this machine: [0-9.e-]
 plan 0 --memory 1MiB
 has out "it will not fit"
 
-# Data parallel: 16 microbatches a rank, of 64 in the step. Gradients cross once, or once a microbatch: 16 times as much.
+# Data parallel: 16 microbatches per rank, 64 in the step. Gradients are reduced once, or once per microbatch: 16 times as much.
 once=$(sent replicate -n 4 mesh.dp_replicate=4)
 often=$(sent replicate -n 4 mesh.dp_replicate=4 train.gradient_sync=microbatch)
 is "gradient_sync: microbatch against step" "$often" $((once * 16))
@@ -89,7 +89,7 @@ never=$(sent parameters -n 4 train.reshard_after_forward=never)
 # Blocks are gathered for the forward and the backward pass of 16 microbatches, embedding and head for one pass of each.
 { [ "$always" -gt $((20 * never)) ] && [ "$always" -lt $((32 * never)) ]; } || fail "gathers: $always always, $never never"
 
-# HSDP in a pipeline: ranks of a place are one row, and two places of two.
+# HSDP in a pipeline: ranks with the same contents share a row; two stages of four ranks each.
 plan 0 -n 8 mesh.pp=2 mesh.dp_replicate=2
 has out "mesh    8 ranks: pp 2 dp_replicate 2 dp_shard 2"
 row "memory of a rank" 0-3 | grep -qF "embedding, layers 0-" || fail "what ranks 0-3 hold: $(cat out)"
@@ -120,7 +120,7 @@ plan 0 -n 4 mesh.dp_replicate=4 --program
 hasnt out GATHER
 hasnt out REDUCE_SCATTER
 
-# Pipelines: drawn, with figures and bytes; folded where there are many ranks.
+# Pipelines: a drawing with figures and bytes; folded for many ranks.
 plan 0 -n 2 mesh.pp=2 pipeline.microbatches=4 train.microbatch=32 --width 80
 for words in "1f1b: 2 pipeline ranks, 4 microbatches" "makespan" "bubble" "peak to I" "bytes" "balance of the ranks" "rank 1 "; do
     has out "$words"
@@ -144,12 +144,12 @@ plan 0 -n 2 mesh.pp=2 --svg -
 [ "$(head -c 4 out)" = "<svg" ] || fail "--svg - writes more than the drawing: $(head -c 100 out)"
 hasnt out ">gather<"
 
-# A limit: the split gives way, the plan says whether it fits.
+# A memory limit: the split of layers adapts, and the plan reports whether it fits.
 plan 0 -n 2 mesh.pp=2 --memory 1KiB
 has out "it will not fit"
 plan 0 -n 2 mesh.pp=2 --memory 1GiB
 hasnt out "it will not fit"
-# What an error names does, as it stands there; a limit that a split is taken for holds by the plan's own figures.
+# What an error suggests works as it is printed; a split chosen for a limit keeps it by the plan's own figures.
 fits() {
     local enough factor
     plan 78 -n 4 mesh.pp=4 "$@" pipeline.memory_gib=0.0001
@@ -163,7 +163,7 @@ fits() {
         hasnt out "it will not fit"
     done
 }
-# Who asks for other last bits is told so.
+# A choice that changes the last bits is reported.
 plan 0 -n 2 mesh.pp=2 pipeline.schedule=looped_bfs
 has out "train.numerics=exact makes the bits equal"
 plan 0 -n 2 mesh.pp=2 pipeline.schedule=looped_bfs train.numerics=exact
@@ -179,12 +179,12 @@ for name in $limited; do
 done
 fits pipeline.schedule=zb_h2 train.compute=bf16 model.tie_word_embeddings=true train.numerics=exact
 fits pipeline.schedule=zb_h1 mesh.dp_shard=1 train.split_backward=true checkpoint.dtype=bf16 run.threads=0
-# Of a GPU the limit is its memory's: what checkpoints are written from has a column of its own, and does not count.
+# With a GPU the limit is that of its memory: the checkpoint copy has a column of its own and does not count.
 fits pipeline.schedule=1f1b run.device=cuda
 plan 0 -n 2 mesh.pp=2 run.device=cuda
 grep -Eq '^  ranks .* total +on host  holds$' out || fail "no column of the host: $(grep -m1 ' ranks ' out)"
 grep -Eq '^  staging +[0-9.]+ [KM]iB  copy' out || fail "nothing is staged: $(cat out)"
-# Memory for the copy is taken where a copy is made.
+# The copy takes memory only if a copy is made.
 for none in checkpoint.async=false checkpoint.every=0; do
     plan 0 -n 2 mesh.pp=2 run.device=cuda $none
     hasnt out "  staging "
@@ -203,7 +203,7 @@ plan 0 -n 2 mesh.pp=2 train.microbatch=8 pipeline.schedule=gpipe model.vocab_siz
     pipeline.memory_gib="$(awk -v m="$fullest" 'BEGIN { print m / 1024 * 0.97 }')"
 [ "$free_split" != "$(grep -c "of largest" out)$(grep "embedding, layers" out | head -1)" ] || fail "memory does not move the split: $free_split"
 
-# All schedules beside each other: sorted, those that fit first, the configured one marked, reasons for what is left out.
+# Comparison of all schedules: sorted, those that fit first, the configured one marked, with reasons for those left out.
 plan 0 -n 4 mesh.pp=4 --compare --whole
 for name in gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 interleaved_zero_bubble zbv dualpipev; do has out " $name "; done
 grep -qE "^\* 1f1b +1 +64 " out || fail "the configured one is not marked: $(cat out)"
@@ -219,7 +219,7 @@ plan 0 --compare
 has out "(no pipeline)"
 has out " fits"
 
-# Messages that take time: drawn, in makespan and bubble, in every row of a comparison; a slow link favours few of them.
+# Messages that take time: in the drawing, in makespan and bubble, and in every row of a comparison; a slow link favours few messages.
 makespan() { awk '/^makespan/ { print $2 }' out; }
 row_time() { awk -v name="$1" '{ sub(/^[* ] /, "") } $1 == name && $3 == 16 { print $5 }' out; }
 less() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && b > 0 && a < b) }'; }
@@ -249,8 +249,8 @@ for link in "" 0.005; do
         has out "--tflops X --link RATE count messages"
     fi
 done
-# A link has a delay, too: 16 messages one behind the other, there and back over three links, are late by at least six of them; bits are
-# eighths of bytes.
+# A link also has a latency: 16 messages in sequence, there and back over three links, are late by at least six latencies. Rates in bit/s are
+# eighths of those in bytes.
 delayed="-n 4 mesh.pp=4 train.microbatch=8 pipeline.schedule=1f1b --tflops 0.05"
 plan 0 $delayed --link 0.005
 prompt=$(makespan)
@@ -263,7 +263,7 @@ near "$(makespan)" "$late" || fail "40 Mbit/s are not 0.005 GB/s: $(makespan), $
 plan 0 $delayed --compare --whole --link 5MB/s,0.04s
 near "$(row_time 1f1b)" "$late" || fail "1f1b compared with a delay: $(row_time 1f1b), planned: $late"
 has out "at 0.005 GB/s and 40 ms"
-# Over tp each crossing that nothing hides is late, too: in a forward pass of two layers eight of them, and two of the head.
+# Over tp each exposed collective is late too: eight in a forward pass of two layers, and two of the head.
 for axes in mesh.tp=1 mesh.tp=2; do
     for delay in 0.001us 40ms; do
         plan 0 -n 4 mesh.pp=2 $axes mesh.dp_shard=-1 train.microbatch=8 --tflops 0.05 --link "0.005,$delay"
@@ -279,7 +279,7 @@ done
 plan 2 -n 4 mesh.pp=4 --link 25
 has err "--link needs --tflops"
 
-# When gradients cross is left to the plan: it says what it takes, why, and what others would cost.
+# When gradients are reduced is left to the plan: it reports its choice, the reason, and the cost of the others.
 plan 0 -n 4 train.tokens_per_step=256
 has out "gradient_sync microbatch (auto: one microbatch a step, there is nothing to add up), on rank 0: memory"
 has out "; step would take"
@@ -291,9 +291,9 @@ has out "(auto: nothing fits the memory of a rank, this takes least"
 deep="model.num_hidden_layers=24 train.microbatch=1"
 # shellcheck disable=SC2086
 {
-    # A search counts the memory that optimised ops work in, whatever runs here; the reference's takes less.
+    # A search counts the workspace of the optimised ops, whatever kernels run here; the reference kernels need less.
     WEFT_CPU=portable plan 0 -n 4 $deep train.gradient_sync=microbatch
-    limit=$(awk '$1 == "total" { print 1.03 * $2 $3; exit }' out) # more than this takes, less than step
+    limit=$(awk '$1 == "total" { print 1.03 * $2 $3; exit }' out) # more than `microbatch` takes, less than `step`
     plan 0 -n 4 $deep --memory "$limit"
     has out "gradient_sync microbatch (auto: nothing that sends fewer bytes fits the memory of a rank; a run takes it with pipeline.memory_gib="
     plan 0 -n 4 $deep "$(sed -n 's/.*; a run takes it with \(pipeline.memory_gib=[0-9.]*\).*/\1/p' out)"
@@ -304,7 +304,7 @@ has out "gradient_sync step (auto: fits the memory of a rank, and sends the fewe
 plan 0 -n 4 mesh.dp_replicate=2 train.gradient_sync=replica
 has out "gradient_sync replica, on rank 0: memory"
 
-# Meshes with cp say how their ranks attend, and why. What a rank holds and does is shared out, and there are bytes.
+# Meshes with cp report the attention method and the reason. Memory and work are divided among the ranks, and there is traffic.
 whole=$("$weft" plan model.yaml -n 4 mesh.dp_replicate=4 | awk '/^work and bytes/ { on = 1 } on && $1 == "0-3" && NF > 4 { print $2; exit }')
 for mesh in mesh.cp=2 "mesh.tp=2 mesh.cp=2"; do
     # shellcheck disable=SC2086
@@ -333,7 +333,7 @@ plan 0 -n 2 mesh.tp=2 --program
 has out "  gradients      passes"
 has out "TP_ALL_GATHER u1 m0 what q k v reads"
 has out "TP_REDUCE_SCATTER u1 m0 what output makes"
-# Start and end stand apart on the way back, with a wgrad between them.
+# In the backward pass, start and wait of a collective are separate, with a wgrad between them.
 awk '/^TP_REDUCE_SCATTER u1 m0 gradient of what gate and up reads/ { getline first; getline second }
     END { exit !(first ~ /^BWD +u1 m0 down: wgrad$/ && second ~ /^WAIT +u1 m0 TP_REDUCE_SCATTER gradient of what gate and up reads$/) }' out ||
     fail "nothing runs beside the sum of a gradient: $(grep -A3 '^TP_REDUCE_SCATTER .*gradient of what gate' out | head -4)"
@@ -345,13 +345,13 @@ plan 0 -n 2 mesh.tp=2 model.family=olmo2 --program
 has out "TP_ALL_GATHER_NORM_SUMS u1 m0 what q k v makes"
 has out "TP_ALL_GATHER_NORM_SUMS u1 m0 gradient of what q k v makes"
 has out "WAIT           u1 m0 TP_ALL_GATHER_NORM_SUMS what q k v makes"
-plan 0 -n 4 mesh.tp=4 --program # with two heads of keys
+plan 0 -n 4 mesh.tp=4 --program # with two KV heads
 has out "TP_ALL_REDUCE_DKV u1 m0 gradient of what attention reads"
 has out " tp 4"
 plan 78 -n 3 mesh.cp=3
 has err "mesh.cp 3 by keys does not divide the 64 tokens of a microbatch into two parts a rank: change train.microbatch or train.context, to a multiple of 6"
 
-# Hardware: seconds of a step and of all steps, tokens/s and MFU that hang together; its memory is the limit.
+# Hardware: consistent seconds of a step and of all steps, tokens/s and MFU; its memory is the limit.
 plan 0 -n 4 mesh.pp=2 train.compute=auto --hardware h100
 has out "compute bf16"
 has out "device  h100, as stated: not this machine"
@@ -371,7 +371,7 @@ fast=$(seconds)
 plan 0 -n 4 mesh.pp=2 train.compute=bf16 --hardware slow.yaml
 awk -v a="$fast" -v b="$(seconds)" 'BEGIN { exit !(a > 0 && b > 2 * a) }' || fail "slow links: $(seconds) after $fast"
 has out "messages of"
-# Op by op: what takes longest first, all of it together a step.
+# Op by op: the longest first; their sum is a step.
 plan 0 train.compute=bf16 --hardware h200
 awk '/op, or product of a part/ { on = 1; next } /^  memory of/ { on = 0 } on && match($0, /[0-9.e-]+ +[0-9.]+%/) { split(substr($0, RSTART), f, " ")
     sum += f[1]; if (before && f[1] > before && $1 != "all") bad = 1; before = f[1]; n++ }
@@ -389,7 +389,7 @@ has err "wrong.yaml:1:9: links.inside_gbps: unknown key; did you mean links.insi
 plan 2 --hardware h100 --tflops 3
 has err "do not go together"
 
-# Degrees of tp and cp, where there is a limit and a speed of links: those that the model allows, and what would be taken.
+# Degrees of tp and cp, given a memory limit and a link speed: those that the model allows, and the one that would be chosen.
 plan 0 -n 8 --compare --hardware h100 train.compute=bf16 --memory 1GiB
 grep -qE "^\* +1 +1 +8 " out || fail "the configured degrees are not marked: $(cat out)"
 grep -qE "^  +2 +4 +1 " out || fail "tp 2, cp 4 is not tried: $(cat out)"
@@ -404,7 +404,7 @@ plan 0 -n 8 --compare --tflops 1 --link 0.01 --memory 1GiB
 has out "and what crosses over tp, cp and ep, at 0.01 GB/s"
 has out "takes tp 1, cp 1"
 
-# Wrong meshes: the numbers, and what would fit.
+# Wrong meshes: the error has the numbers, and what would fit.
 plan 78 -n 8 mesh.pp=3
 has err "6 or 9 ranks would fit"
 plan 78 -n 6 mesh.pp=4 mesh.dp_shard=2
@@ -431,7 +431,7 @@ plan 78 -n 4 'metrics.log_ranks=[0, 9]'
 has err "metrics.log_ranks names rank 9: ranks are 0 to 3"
 plan 0 -n 4 'metrics.log_ranks=[0, 3]'
 
-# Keys of the pipeline that contradict each other: both are named.
+# Pipeline keys that contradict each other: the error names both.
 "$weft" schedule 1f1b --pp 4 --microbatches 64 --csv >four.csv || fail "four.csv"
 printf '0F0,0F1,4F0,4F1,4B0,4B1,0B0,0B1\n1F0,1F1,3F0,3F1,3B0,3B1,1B0,1B1\n2F0,2F1,2B0,2B1\n' >five.csv
 plan 78 -n 2 mesh.pp=2 'pipeline.split=[layers.2]' pipeline.layers_per_stage=5
@@ -452,7 +452,7 @@ for words in 'pipeline.split={layers_per_stage: 5}' pipeline.split=layers_per_st
     has err "the number of layers of a stage is pipeline.layers_per_stage"
 done
 
-# Without a pipeline its keys may stay, if some mesh takes them.
+# Without a pipeline its keys may be set, if they are valid for some mesh.
 plan 0 pipeline.schedule=zbv pipeline.split=uniform pipeline.layers_per_stage=2
 plan 0 pipeline.schedule=looped_bfs pipeline.stages_per_rank=7 'pipeline.split=[layers.2, layers.7]'
 plan 78 pipeline.schedule=zzz
@@ -463,7 +463,7 @@ plan 78 pipeline.stages_per_rank=7
 has err "has 1 stage a rank, not 7"
 plan 78 pipeline.schedule=four.csv
 has err "set mesh.pp=4"
-# One rank is a schedule too: a file's order is its program, and is said to add up in its own way.
+# A schedule of one rank: a file's order becomes its program, and its different order of sums is reported.
 printf '0F0,0F1,0B1,1F0,1F1,1B0\n' >wrong.csv
 plan 65 train.microbatch=64 pipeline.schedule=wrong.csv
 printf '0F0,0F1,0B1,0B0\n' >one.csv
@@ -481,7 +481,7 @@ for mesh in "" "-n 2 mesh.pp=2"; do
     has err "weft: missing.csv: cannot open: No such file or directory"
     plan 66 $mesh pipeline.schedule=dir/missing
 done
-# What a rank can do limits a rank's microbatches, not those of all ranks.
+# The limit on microbatches applies to each rank, not to the sum over all ranks.
 plan 0 -n 16384 mesh.dp_replicate=16384 train.microbatch=1 train.tokens_per_step=$((16384 * 1024 * 32))
 has out "1024 microbatches of 1 sequence of 32 on each data-parallel rank"
 plan 78 train.microbatch=1 train.tokens_per_step=$((16384 * 1024 * 32))

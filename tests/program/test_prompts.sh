@@ -1,5 +1,5 @@
 #!/bin/bash
-# weft generate --prompts: many prompts, each answered as if it were alone; a line of JSON in, a line out.
+# weft generate --prompts: many prompts, each continued as if it were alone; one line of JSON in, one line out.
 . "$(dirname "$0")/../support/prelude.sh"
 
 letters 60 3 >text.txt
@@ -23,17 +23,17 @@ cat >prompts.jsonl <<'END'
 END
 exits 0 generate run --prompts prompts.jsonl --tokens 30 --seed 3
 cp out all
-# The memory that is taken is reported before; how much is free is not known everywhere.
+# The memory to be taken is reported first; how much is free is not known everywhere.
 [ "$(grep -cE '^memory: this process takes [0-9.]+ [KM]iB: weights in (fp32|bf16) [0-9.]+ KiB, passes [0-9.]+ [KM]iB(; [0-9.]+ [KMGT]iB are free)?$' err)" -eq 1 ] ||
     fail "memory: $(cat err)"
 [ "$(wc -l <all)" -eq 4 ] || fail "4 prompts have $(wc -l <all) lines"
 has all '"id": 1234567890123456789, "generated": '
 has all '"x": 100.0 , "generated": '
-# A number behind the last quote of the text tells how many tokens it has: 12, to the end of the context.
+# The text has 12 tokens, up to the end of the context.
 has all '"generated_tokens": 12, "stop": "context"'
-# The letters of each are those that it has alone. Other bytes may be none of UTF-8, which JSON cannot hold.
+# Each prompt gives the letters that it gives alone. Only letters are compared, since JSON cannot hold bytes that are not UTF-8.
 plain() { LC_ALL=C tr -dc 'a-z' | head -c 200; }
-alone() { # NUMBER SEED PROMPT: of the line of that number
+alone() { # NUMBER SEED PROMPT: checks the line of that number
     exits 0 generate run --tokens 30 --seed "$2" --quiet --prompt "$3"
     sed -n "$1p" all | sed 's/.*"generated": "\(.*\)", "generated_tokens".*/\1/; s/\\u00[0-9a-f]*//g; s/\\[a-z]//g' | plain >one
     plain <out | cmp -s - one || fail "line $1 is not the text that its prompt has alone: $(cat one) against $(plain <out)"
@@ -51,7 +51,7 @@ printf '{"prompt": "hi"}\n{"messages": [{"role": "user", "content": "hi"}]}\n' >
 exits 0 generate run --chat --template chat.jinja --prompts chat.jsonl --tokens 10 --quiet
 cut -d, -f2- out | sed 's/.*"generated"/"generated"/' | uniq | wc -l | grep -qx 1 || fail "one message has two answers: $(cat out)"
 
-# Every line is read before anything is answered.
+# Every line is read before anything is generated.
 refuses() { # STATUS WORDS LINE...
     local status=$1 words=$2
     shift 2
@@ -72,7 +72,7 @@ exits 2 generate run --prompts prompts.jsonl --prompt x
 exits 66 generate run --prompts nowhere.jsonl
 exits 65 generate run --prompts - </dev/null
 
-# Less free than is asked for: one error, before any is taken.
+# Less free memory than needed: one error, before any is taken.
 if grep -q MemAvailable /proc/meminfo; then
     exits 71 eval run text.txt --batch 1048576 --context 4096
     [ "$(grep -c 'memory: this process takes .*; only .* or ask for less (--batch, --context' err)" -eq 1 ] && [ ! -s out ] ||

@@ -1,6 +1,6 @@
 #!/bin/bash
-# A run that goes on with another value of a key, for every row of the option table: either its bits go on, or what is other is
-# said in log and journal, or it is refused with a reason that names the key; and weft audit agrees each time.
+# Resuming with another value of a key, for every row of the option table: the bits stay the same, or log and journal report the
+# difference, or the run is refused with a reason that names the key. weft audit accepts the run each time.
 . "$(dirname "$0")/../support/prelude.sh"
 other_values=${WEFT_BINARY_DIR:?}/other_values
 
@@ -15,7 +15,7 @@ validation: {samples: 8}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1, dir: base}
 EOF
-# train DIR WORD... : what is said lands in DIR.err, the exit status in DIR.status.
+# train DIR WORD... : runs weft train; messages are in DIR.err, the exit status in DIR.status.
 train() {
     local status=0
     "$weft" train run.yaml run.dir="$1" "${@:2}" >"$1.err" 2>&1 </dev/null || status=$?
@@ -33,7 +33,7 @@ train base
 [ "$(cat base.status)" -eq 0 ] || { cat base.err; exit 1; }
 reads_back base base
 
-# What other values of texts name.
+# Files that the other values of texts name.
 model=base/checkpoints/step-00000003
 cp $model/config.json model.config
 cp -r $model model.init
@@ -41,7 +41,7 @@ cp $model/tokenizer.json bytes2
 
 # ---- every row ----
 
-# bits DIR : it went on as if nothing had happened; it may have written fewer records, and a rounded model.
+# bits DIR : the run continued with the same bits; it may have written fewer records, and a rounded model.
 curve whole >whole.curve
 digest whole >whole.digest
 bits() {
@@ -50,7 +50,7 @@ bits() {
     grep -q '  dtype: bf16' "$1/config.yaml" || digest "$1" | cmp -s - whole.digest
 }
 
-# judge KEY EFFECT DIR : of a run that went on with another value.
+# judge KEY EFFECT DIR : checks a run that was resumed with another value.
 judge() {
     local key=$1 effect=$2 dir=$3 status changed
     status=$(cat "$dir.status")
@@ -68,17 +68,17 @@ judge() {
     "$weft" audit "$dir" >"$dir.audit" 2>&1 || grep -q '  audit: false' "$dir/config.yaml" || fail "$key: weft audit: $(tail -1 "$dir.audit")"
 }
 
-# Two at a time: each row in a directory of its own, judged when all are through.
+# Two at a time: each row in its own directory, judged when all have ended.
 "$other_values" base/config.yaml >rows || fail "other_values"
 [ "$(wc -l <rows)" -gt 90 ] || fail "only $(wc -l <rows) rows"
 ! grep -P '\tunknown\t' rows || fail "rows whose effect nobody has said"
 one() {
     cp -r base "row.$1"
-    # A later word wins: the row's own.
+    # The row's word comes last and so takes precedence.
     train "row.$1" train.steps=6 "$1=$2"
 }
 while IFS=$'\t' read -r key effect value; do
-    case $key in run.dir | run.overwrite) continue ;; esac # other runs: nothing goes on
+    case $key in run.dir | run.overwrite) continue ;; esac # another run: nothing is resumed
     one "$key" "$value" &
     [ "$(jobs -r | wc -l)" -lt 2 ] || wait -n
 done <rows
@@ -87,13 +87,13 @@ while IFS=$'\t' read -r key effect value; do
     [ ! -e "row.$key" ] || judge "$key" "$effect" "row.$key"
 done <rows
 
-# ---- with leave ----
+# ---- with run.allow_changes ----
 
-# What changes the curve goes on when run.allow_changes names it, and says so: all of it at once. What would be another run
-# never does.
+# Changes of the curve are allowed if run.allow_changes names them, and are reported; here all at once. Changes that would make
+# it another run are never allowed.
 words=() keys=
 while IFS=$'\t' read -r key effect value; do
-    # Those that this family, or another key, does not let be other are refused for that, with leave or without.
+    # Values that the family or another key forbids are refused for that reason, allowed or not.
     [ "$effect" = curve ] && [ "${value:0:1}" != "[" ] && grep -q "which would change the curve" "row.$key.err" && words+=("$key=$value") && keys="$keys${keys:+, }$key"
     [ "$effect" = run ] || continue
     train base "$key=$value" "run.allow_changes=[$key]"
@@ -107,9 +107,9 @@ for word in "${words[@]}"; do
     grep -q "${word%%=*} was [^;]* and is [^;]* now (another curve)" <<<"$(events leave)" || fail "${word%%=*}, with leave: not said: $(events leave)"
 done
 
-# ---- values, not words ----
+# ---- values count, not their spelling ----
 
-# goes DIR WORD... : a copy of base goes on with WORDs, with its bits, and nothing is said of a change.
+# goes DIR WORD... : resumes a copy of base with WORDs: it has the same bits and reports no change.
 goes() {
     cp -r base "$1"
     train "$1" train.steps=6 "${@:2}"
@@ -127,7 +127,7 @@ train other train.steps=6 "$(two 1 1)"
 [ "$(cat other.status)" -eq 78 ] || fail "another mixture: exit status $(cat other.status)"
 has other.err "the mixture is not what the checkpoint was trained with (3,1, now 1,1)"
 
-# What a run leaves open is the run's, however many ranks go on with it: no sample is skipped, none comes twice.
+# Values left on auto stay those of the run, however many ranks resume it: no sample is skipped or repeated.
 if command -v "$launcher" >/dev/null; then
     export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0
     train left train.microbatch=0 train.tokens_per_step=0
@@ -145,4 +145,4 @@ if command -v "$launcher" >/dev/null; then
     has left.err "train.tokens_per_step is 2048"
 fi
 
-conclude "each row of the option table does to a run what it says"
+conclude "each row of the option table has the effect that it declares"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A run and its directory: moved away while it trains, a terminal that closes, a config.json that promises too much.
+# A run and its directory: moved away while it trains, a terminal that closes, a config.json with absurd sizes.
 . "$(dirname "$0")/../support/prelude.sh"
 
 cat >run.yaml <<END
@@ -12,7 +12,7 @@ run: {threads: 1}
 END
 letters 40 5 >text.txt
 
-# begin DIR WORD...: a run in the background, until its first checkpoint is there.
+# begin DIR WORD...: starts a run in the background and waits for its first checkpoint.
 begin() {
     local dir=$1
     shift
@@ -23,7 +23,7 @@ begin() {
         sleep 0.05
     done
 }
-# ended STATUS WHAT: the run has ended, so.
+# ended STATUS WHAT: waits for the run, which must end with STATUS.
 ended() {
     local status=0
     wait $run || status=$?
@@ -42,7 +42,8 @@ mv replaced other && cp -a other replaced
 ended 74 "a run directory in whose place a copy was put"
 
 begin closed
-# No handler, whose frame would be written over what lies before a workspace in which a kernel of oneDNN keeps the stack pointer.
+# weft installs no signal handlers: a kernel of oneDNN keeps the stack pointer in a workspace, and the handler's frame would overwrite the memory
+# before it.
 caught=$(sed -n 's/^SigCgt:[[:blank:]]*//p' "/proc/$run/status")
 [ -n "$caught" ] || fail "no SigCgt in the status of a run"
 for number in 1 2 10 12 15; do
@@ -57,12 +58,12 @@ kill -HUP $run
 ended 75 "SIGHUP to a supervisor"
 has supervised.err "everything saved"
 
-# Under nohup a terminal may close: the run goes on.
+# Under nohup the run continues when the terminal closes.
 (trap '' HUP; exec "$weft" train run.yaml run.dir=nohup >nohup.out 2>nohup.err </dev/null) &
 run=$!
 until [ -e nohup/checkpoints/latest ] || ! kill -0 $run; do sleep 0.05; done
 kill -HUP $run
-for _ in 1 2; do # a run that ends saves once more
+for _ in 1 2; do # a run that ends saves once, so wait for two new checkpoints
     before=$(readlink nohup/checkpoints/latest)
     until [ "$(readlink nohup/checkpoints/latest)" != "$before" ] || ! kill -0 $run; do sleep 0.05; done
 done
@@ -77,7 +78,7 @@ if command -v "$launcher" >/dev/null; then
     ended 75 "SIGHUP to the launcher of ranks"
 fi
 
-# Terabytes by config.json, a few KiB of weights: refused before any of it is asked for.
+# config.json implies terabytes, the weights have a few KiB: refused before any memory is allocated.
 model=closed/$(cd closed && echo checkpoints/step-* | cut -d' ' -f1)
 cp -rL "$model" huge
 sed -i 's/"intermediate_size": 16/"intermediate_size": 1000000/; s/"vocab_size": 258/"vocab_size": 10000000/' huge/config.json

@@ -1,11 +1,11 @@
 #!/bin/bash
-# weft schedule: CSV in and out, figures, drawings, and what is said about wrong input.
+# weft schedule: CSV in and out, figures, drawings, and errors.
 . "$(dirname "$0")/../support/prelude.sh"
 
 # schedule STATUS WORD...
 schedule() { expect_alone "$1" schedule "${@:2}"; }
 
-# The compute order and nothing else.
+# The compute order alone.
 schedule 0 1f1b --pp 2 --microbatches 3 --csv
 printf '%s\n' 0F0,0F1,0B0,0F2,0B1,0B2 1F0,1B0,1F1,1B1,1F2,1B2 >wanted
 cmp -s out wanted || fail "1f1b as CSV: $(cat out)"
@@ -21,7 +21,7 @@ cmp -s out wanted || fail "1f1b lowered: $(cat out)"
 schedule 0 1f1b --pp 2 --microbatches 2 --csv=p2p
 sed 's/[01]UNSHARD,//; s/,[01]REDUCE_GRAD,[01]RESHARD//' wanted | cmp -s out - || fail "1f1b with transfers: $(cat out)"
 
-# Every schedule goes out and comes back as the same, with the same figures.
+# Every schedule survives writing and reading, with the same figures.
 names="gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 interleaved_zero_bubble zbv dualpipev"
 "$weft" schedule --help >help
 for name in $names; do
@@ -40,7 +40,7 @@ for name in $names; do
     grep -v '"schedule"' out | cmp -s first - || fail "$name from a file has other figures"
 done
 
-# Figures that are known: makespan and peaks of the zero-bubble literature, in stage times.
+# Known figures: makespan and peaks from the zero-bubble papers, in stage times.
 if command -v python3 >/dev/null; then
     check() { # NAME MAKESPAN IDLE PEAK_I PEAK_W of rank 0
         schedule 0 "$1" --pp 4 --microbatches 8 --json
@@ -59,7 +59,7 @@ sys.exit(f"{got} instead of {want}" if got != want else 0)' "${@:2}" || fail "fi
     check zbv 51 3 8 8
 fi
 
-# Drawings: to scale without colour; SVG into a file, and whole.
+# Drawings: to scale without colour; a complete SVG file.
 LC_ALL=C schedule 0 1f1b --pp 2 --microbatches 3 --width 43
 has out "rank 0 F0-F1-......B0----F2-B1----...B2----"
 LC_ALL=C.UTF-8 schedule 0 1f1b --pp 2 --microbatches 3 --width 43
@@ -84,7 +84,7 @@ if script -qec true /dev/null </dev/null >/dev/null 2>&1; then
     ! LC_ALL=C grep -q $'\x1b\\[' out || fail "colour in spite of NO_COLOR"
 fi
 
-# All beside each other; those that do not fit say why.
+# A table of all schedules; those that do not fit have a reason.
 schedule 0 --pp 4 --microbatches 6
 for name in $names; do has out "$name"; done
 grep -q '^dualpipev .*8' out || fail "why dualpipev needs 8 microbatches: $(grep dualpipev out)"
@@ -113,7 +113,7 @@ schedule 78 1f1b --pp 4 --microbatches 8 --stages-per-rank 2
 schedule 78 dualpipev --pp 4 --microbatches 4
 has err "8"
 
-# Bad files: one error that names the place.
+# Bad files: one error with the position.
 schedule 66 missing.csv
 printf '0F0,0B0\n1F0\n' >bad.csv
 schedule 65 bad.csv

@@ -1,6 +1,6 @@
 #!/bin/bash
-# weft slurm: what is refused, what the script asks Slurm for, and what it does about every end of a run, with srun, scontrol and sbatch
-# that only play their parts. tests/cluster/slurm.sh tries the same on a real Slurm.
+# weft slurm: refusals, what the script requests from Slurm, and how it handles every end of a run, with fake srun, scontrol and sbatch.
+# tests/cluster/slurm.sh tests the same with a real Slurm.
 . "$(dirname "$0")/../support/prelude.sh"
 
 mkdir bin texts
@@ -13,7 +13,7 @@ train: {steps: 10, context: 32, microbatch: 1, tokens_per_step: 256}
 END
 slurm() { expect_alone "$1" slurm "${@:2}"; }
 
-# ---- what is refused, before anything is written ----
+# ---- refusals, before anything is written ----
 slurm 2 run.yaml
 has err "-N is missing"
 for nodes in 0 -1 8- 8-4 -8 4-8-9 two 99999999999; do slurm 2 run.yaml -N "$nodes"; has err "expected a number of nodes"; done
@@ -38,7 +38,7 @@ mkdir 'a"b'
 (cd 'a"b' && "$weft" slurm ../run.yaml -N 1 data.sources=[../texts/a.txt] >../out 2>../err)
 [ $? -eq 2 ] || fail "a directory with a quote in its name is not refused"
 
-# ---- what Slurm is asked for ----
+# ---- what the script requests from Slurm ----
 slurm 0 run.yaml -N 2 --per-node 4 --time 1-12 -p long -A me
 script=runs/mine/slurm.sh
 for line in job-name=mine nodes=2 ntasks-per-node=4 exclusive time=1-12 partition=long account=me signal=B:USR1@180 requeue open-mode=append \
@@ -61,7 +61,7 @@ cat >bin/scontrol <<'END'
 echo "$*" >>scontrol.said
 exit ${SCONTROL:-0}
 END
-# Says what it was called with, then ends as it is told to: after a signal, if that is what is played.
+# Records its arguments, then ends as the variables say: after a signal, if SIGNALLED is set.
 cat >bin/srun <<'END'
 #!/bin/bash
 printf '%s\n' "$@" >srun.words
@@ -80,7 +80,7 @@ echo "$*" >sbatch.words
 exit ${SBATCH:-0}
 END
 chmod +x bin/*
-# ends STATUS REQUEUED [NAME=VALUE ...]: how the script ends where srun does as the variables say.
+# ends STATUS REQUEUED [NAME=VALUE ...]: checks how the script ends if srun behaves as the variables say.
 ends() {
     local status=0
     rm -f scontrol.said srun.words
@@ -104,18 +104,18 @@ word run.overwrite=false
 has said "queued again, after 9 restarts"
 ends 137 no STATUS=137 SLURM_RESTART_COUNT=10
 has said "10 are allowed"
-# Near the limit it is queued again however often, whatever srun made of the statuses; a run that is done is done.
+# Near the time limit the job is requeued any number of times, whatever status srun returns; a complete run is not.
 ends 75 yes SIGNALLED=yes SLURM_RESTART_COUNT=1000
 ends 137 yes SIGNALLED=yes STATUS=137 SLURM_RESTART_COUNT=1000
 ends 0 no SIGNALLED=yes STATUS=0
 ends 75 yes SIGNALLED=yes SCONTROL=1
 has said "Slurm does not queue it again"
-# Somebody asked it to stop: not again, though srun may have killed a rank that was slow to leave. What the journal says of before does not count.
+# A run that was asked to stop is not requeued, even if srun killed a rank that was slow to end. Earlier entries of the journal do not count.
 ends 75 no STOPPED=yes STATUS=75
 ends 75 no STOPPED=yes STATUS=137
 ends 137 yes STATUS=137
 
-# ---- words of the user's ----
+# ---- the user's overrides ----
 "$weft" slurm run.yaml -N 1 'data.sources=[{path: "a b$(touch broken)`touch broken`'"'"'"}]' >out 2>err || fail "a path with quotes: $(cat err)"
 ends 0 no STATUS=0
 word 'data.sources=\[{path: "a b$(touch broken)`touch broken`'"'"'"}\]'

@@ -1,5 +1,5 @@
 #!/bin/bash
-# What may be named as a source: files that are no text, paths that are no files, and lines that are broken.
+# Bad sources: files that are not text, paths that are not files, and broken lines.
 . "$(dirname "$0")/../support/prelude.sh"
 
 cat >run.yaml <<END
@@ -10,7 +10,7 @@ run: {threads: 1}
 END
 letters 40 5 >text.txt
 
-# refused STATUS TEXT WORD...: weft WORD... ends so, with TEXT in its error.
+# refused STATUS TEXT WORD...: weft WORD... ends with STATUS and with TEXT in its error.
 refused() {
     local status=$1 text=$2
     shift 2
@@ -18,7 +18,7 @@ refused() {
     grep -qF -- "$text" err || fail "weft $*: no \"$text\" in: $(head -c 600 err)"
 }
 
-# ---- files that are no text, wherever text is read ----
+# ---- files that are not text, wherever text is read ----
 printf 'PAR1\x15\x04\0\0PAR1' >table.parquet
 head -c 3000 "$weft" >program.txt
 printf 'T\0h\0e\0 \0c\0a\0t\0.\0' >wide.txt
@@ -33,7 +33,7 @@ done
 exits 0 tokenize run.yaml 'data.sources=[{path: program.txt, encoding: bytes}]'
 exits 0 tokenizer train program.txt --vocab 260 --out t.json --bytes
 
-# A few broken characters are counted, at each start.
+# A few invalid characters are counted, at each start.
 for ((i = 0; i < 40; i++)); do echo "a line of text"; done >most.txt
 printf '\xe9\xff\n' >>most.txt
 for ((i = 0; i < 2; i++)); do
@@ -41,14 +41,14 @@ for ((i = 0; i < 2; i++)); do
     grep -q "most.txt: 2 of 603 bytes are not UTF-8" err || fail "no count of broken characters: $(cat err)"
 done
 
-# ---- paths that are no files ----
+# ---- paths that are not files ----
 mkdir folder
 refused 66 "folder: a directory: name the files in it, as in folder/*.txt" tokenize run.yaml 'data.sources=[folder]'
 refused 66 "URLs are not read" tokenize run.yaml 'data.sources=["https://example.org/a.txt"]'
 refused 66 "URLs are not read" tokenize run.yaml 'data.sources=["s3://bucket/*.jsonl"]'
 refused 66 "URLs are not read" tokenizer train https://example.org/a.txt --vocab 260 --out t.json
 
-# ---- broken lines: the first ends it, or they are skipped, counted, listed and limited ----
+# ---- broken lines: the first is an error, or they are skipped, counted, listed and limited ----
 lines() { for ((i = $1; i <= $2; i++)); do echo "{\"text\": \"line $i of many\"}"; done; }
 { lines 1 40; echo '{"text": 7}'; lines 41 80; echo '{"tex'; lines 81 250; } >bad.jsonl
 lines 1 250 >good.jsonl
@@ -63,7 +63,7 @@ grep -q '"file": *"bad.jsonl", *"line": *41,' cache/*/part-00000.bad.jsonl || fa
 skipped=$(grep ^tokens out)
 exits 0 tokenize run.yaml 'data.sources=[good.jsonl]'
 [ "$(grep ^tokens out)" = "$skipped" ] || fail "skipped lines leave something: $skipped, $(grep ^tokens out)"
-# A share is one of the whole source: broken lines that stand together at its front are no more than elsewhere.
+# The limit is a share of the whole source: broken lines together at its front do not count more than elsewhere.
 padding=$(printf 'x%.0s' {1..90})
 awk -v p="$padding" 'BEGIN {
     for (i = 0; i < 150; i++) print "{\"tex"
@@ -72,12 +72,12 @@ awk -v p="$padding" 'BEGIN {
 exits 0 tokenize run.yaml 'data.sources=[front.jsonl]' data.bad_lines=skip
 grep -q "front.jsonl: 150 of 20,150 lines are broken and were skipped" err || fail "a share at the front: $(cat err)"
 refused 65 "150 of 20,150 lines are broken, more than data.bad_lines_limit (0.007)" tokenize run.yaml 'data.sources=[front.jsonl]' data.bad_lines=skip data.bad_lines_limit=0.007 data.cache_dir=shares
-# A cache without bad lines is as good where they are skipped.
+# A cache without bad lines is also valid when bad lines are skipped.
 caches=$(echo cache/*/)
 exits 0 tokenize run.yaml 'data.sources=[good.jsonl]' data.bad_lines=skip
 [ "$(echo cache/*/)" = "$caches" ] || fail "a clean cache was made again"
 
-# ---- figures by source: each has a name of its own, and charts say what they leave out ----
+# ---- figures by source: each has a distinct name, and charts report what they leave out ----
 rows=()
 for ((i = 0; i < 8; i++)); do rows+=("{path: text.txt, weight: 1}"); done
 exits 0 train run.yaml run.dir=eight metrics.log_freq=1 train.tokens_per_step=256 "data.sources=[$(IFS=,; echo "${rows[*]}")]"
@@ -86,8 +86,8 @@ names=$(sed -n '/"kind": "source"/s/.*"name": "\([^"]*\)".*/\1/p' eight/metrics.
 exits 0 report eight
 grep -q 'of 8 sources 2 are not drawn: text.txt#6, text.txt#7<' eight/report.html || fail "sources without a curve are not said: $(grep -o '[^>]*not drawn[^<]*' eight/report.html)"
 
-# ---- memory of a very long line: its tree, its text and its ids, none twice ----
-# peak WORD...: kB that tokenizing takes at most.
+# ---- memory of a very long line: its parse tree, its text and its ids, each only once ----
+# peak WORD...: prints the peak memory of tokenizing, in kB.
 peak() {
     rm -rf lines
     python3 - "$weft" tokenize run.yaml data.cache_dir=lines data.tokenizer=words.json run.threads=2 "$@" <<'END' 2>err
@@ -96,7 +96,7 @@ ended = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss if ended == 0 else sys.exit(1))
 END
 }
-# times_at_most TENTHS NAME WORD...: what a line of 40 MB takes more than one of 1 MB, in tenths of its bytes.
+# times_at_most TENTHS NAME WORD...: limits the additional memory of a 40 MB line over a 1 MB line, in tenths of the additional bytes.
 times_at_most() {
     local limit=$1 small=0 large=0 times
     small=$(peak "data.sources=[${3//SIZE/1}]" "${@:4}") && large=$(peak "data.sources=[${3//SIZE/40}]" "${@:4}") || fail "$2: $(cat err)"

@@ -1,7 +1,7 @@
 #!/bin/bash
-# What goes with tp, cp and ep: the table of docs/use/combinations.md, row by row. What it says yes to can be planned, what it says no to is refused
-# by a message that names the key or the family.
-#   CURVE=full tests/program/test_together.sh      runs each yes, which must have the bits of one rank
+# What can be combined with tp, cp and ep: the table of docs/use/combinations.md, row by row. Each "yes" can be planned; each "no" is refused
+# with a message that names the key or the family.
+#   CURVE=full tests/program/test_together.sh      also runs each "yes", which must have the bits of one rank
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$script")/../support/tasks.sh"
@@ -23,7 +23,7 @@ for kind in dense experts; do
     exits 0 train $kind.yaml run.dir=$kind train.steps=1 || cat err
 done
 
-# trained CONFIG AXIS WORDS...: with them a mesh of two ranks along the axis writes the files of one rank.
+# trained CONFIG AXIS WORDS...: with these words, two ranks along the axis write the files of one rank.
 trained() {
     local config=$1 axis=$2 pieces=()
     shift 2
@@ -67,7 +67,7 @@ try() {
 tried=0
 while IFS='|' read -r _ beside tp cp ep _; do
     first=$(sed 's/^[^`]*`\([^`]*\)`.*/\1/' <<<"$beside")
-    # Other families of a row stand in backquotes of their own.
+    # A row may name further families, each in backquotes.
     for word in "$first" $(grep -o '`[a-z0-9_]*`' <<<"$beside" | sed 's/`\(.*\)`/model.family=\1/'); do
         name=${word%%=*}
         [ "$name" != model.family ] || name=${word#*=}

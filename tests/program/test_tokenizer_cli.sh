@@ -2,10 +2,10 @@
 # weft tokenizer train, encode, decode: streams, exit statuses, messages.
 . "$(dirname "$0")/../support/prelude.sh"
 
-# tokenizer STATUS INPUT WORD... : of weft tokenizer WORD... on a file.
+# tokenizer STATUS INPUT WORD... : runs weft tokenizer WORD... with INPUT on stdin.
 tokenizer() { input=$2 exits "$1" tokenizer "${@:3}"; }
 
-# 6 MB: several reads of the encoder. Lines of text, then a stretch without any space, then bytes that are not text.
+# 6 MB, several reads of the encoder: lines of text, then a long run without a space, then bytes that are not text.
 for i in $(seq 1 2000); do echo "And the $i day was like the $((i * 7 % 1000))th, and it's said: \"so be it\"."; done >some.txt
 for _ in $(seq 1 40); do cat some.txt; done >text
 head -c 1500000 /dev/zero | tr '\0' 'a' >>text

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs as a user makes them: the same bits however a run is laid out or interrupted, memory that stays, and an error with its own
-# exit status for each kind of bad input.
+# Runs as users start them: the same bits with any layout and interruption, constant memory, and an error with its own exit
+# status for each kind of bad input.
 . "$(dirname "$0")/../support/prelude.sh"
 
 # A text with structure: some hundred short paragraphs.
@@ -23,14 +23,14 @@ metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
 EOF
 
-# train DIR WORD... : one run; status in $status.
+# train DIR WORD... : runs weft train; exit status in $status.
 train() {
     local dir=$1
     shift
     status=0
     "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || status=$?
 }
-# same DIR WHAT : DIR went as the run `base`.
+# same DIR WHAT : DIR must be equal to the run `base`.
 same() {
     [ "$status" -eq 0 ] || fail "$2: exit status $status: $(tail -3 "$1.err")"
     [ "$(curve "$1")" = "$(curve base)" ] || fail "$2 changes the curve: $(diff <(curve base) <(curve "$1") | head -4)"
@@ -63,11 +63,11 @@ train bf16b train.compute=bf16 run.threads=2
 [ "$(curve bf16)" = "$(curve bf16b)" ] || fail "bf16: a second thread changes the curve"
 [ "$(curve bf16)" != "$(curve base)" ] || fail "bf16 computes in fp32"
 
-# Memory of the process in step 2 is that of the last step, but for what the system itself moves (1 MiB).
+# The memory of the process in step 2 is that of the last step, except for up to 1 MiB that the system adds.
 awk -F'"memory_resident": ' '/"kind": "train"/ { split($2, a, ","); n++; if (n == 2) two = a[1]; last = a[1] }
     END { if (last - two > 1048576) { print two, last; exit 1 } }' base/metrics.jsonl || fail "memory grows between step 2 and the last"
 
-# Killed and started again, stopped and started again: the same run.
+# Killed and resumed, stopped and resumed: the same run.
 "$weft" train run.yaml run.dir=killed >/dev/null 2>&1 </dev/null &
 until [ -e killed/checkpoints/step-00000010/manifest.json ] || ! kill -0 $! 2>/dev/null; do sleep 0.01; done
 kill -KILL $! 2>/dev/null
@@ -81,7 +81,7 @@ wait $!
 first=$?
 case $first in
 75) grep -q "everything saved" stopped.first || fail "no word about stopping: $(tail -1 stopped.first)" ;;
-0) ;; # it was done before the signal came
+0) ;; # the run finished before the signal came
 *) fail "SIGUSR1: exit status $first, expected 75" ;;
 esac
 train stopped
@@ -90,13 +90,13 @@ same stopped "being stopped"
 ASAN_OPTIONS=${ASAN_OPTIONS:-}:quarantine_size_mb=0:thread_local_quarantine_size_kb=0 train base
 [ "$status" -eq 0 ] && [ "$(curve base | wc -l)" -eq 30 ] || fail "a finished run started again: status $status"
 
-# Advice on how often to save is for runs to which it makes a difference.
+# Advice on how often to save is only for runs to which it makes a difference.
 train unadvised checkpoint.mttf_hours=0.001
 hasnt unadvised.err "loses least"
 train advised checkpoint.mttf_hours=1e6
 has advised.err "loses least (Young)"
 
-# Quiet is quiet: no summary, no plan, no chart.
+# With -q: no summary, no plan, no chart.
 train quiet -q metrics.profile=true
 same quiet "being quiet"
 [ ! -s quiet.out ] && [ ! -s quiet.err ] || fail "train -q says: $(head -3 quiet.out quiet.err)"
@@ -137,7 +137,7 @@ train rounded checkpoint.dtype=bf16 train.steps=20 schedule.total_steps=30
 train rounded checkpoint.dtype=bf16 schedule.total_steps=30 'run.allow_changes=[train.steps]'
 [ "$(curve rounded)" = "$(curve base)" ] || fail "a bf16 model file: resuming changes the curve"
 
-# bad STATUS TEXT WORD... : training fails with that status, and says that.
+# bad STATUS TEXT WORD... : training fails with that status and message.
 bad() {
     local wanted=$1 text=$2
     shift 2
@@ -184,10 +184,10 @@ grep -q 'broken.yaml:' err || fail "a broken YAML file: $(cat err)"
 "$weft" train absent.yaml 2>err
 [ $? -eq 66 ] || fail "an absent configuration: $(cat err)"
 
-# A step that is not finite is skipped, counted, named, and ends the run when it goes on.
+# A non-finite step is skipped, counted and reported; several in a row end the run.
 bad 17 'steps in a row were not finite' optimizer.lr=1000 optimizer.clip=0 model.initialiser=normal model.init_std=100 train.stop_after_bad=2 optimizer.weight_decay=100
 
-# A validation that is not finite says so wherever it is read.
+# A non-finite validation is marked wherever it is shown.
 mkdir broken-model
 cp base/checkpoints/latest/{config.json,tokenizer.json,model.safetensors} broken-model
 printf '\0\0\300\177' | dd of=broken-model/model.safetensors bs=1 seek=$(($(stat -c %s broken-model/model.safetensors) - 4)) conv=notrunc status=none
@@ -207,7 +207,7 @@ has err "the model's logits are not finite"
 exits 0 eval base text.txt --context 64
 has err "warning: --context is 64: this model is for sequences of 32"
 
-# What was asked for and will not be had is said.
+# Settings that will have no effect give a warning.
 train remarks train.steps=3 schedule.total_steps=2 schedule.warmup_steps=0 data.validation_fraction=0 validation.every=1 metrics.trace=4-5
 [ "$status" -eq 0 ] || fail "remarks: exit status $status: $(tail -2 remarks.err)"
 has remarks.err "warning: schedule.total_steps is 2 of 3 steps: the learning rate is 0 after it"
@@ -227,17 +227,17 @@ exits 0 train unsaid.yaml run.dir=unsaid train.steps=2 data.validation_fraction=
 has err "warning: schedule.warmup_steps is 200 by default, and the schedule has 2 steps: "
 ! grep -q 'mfu\|matrix-product peak' err || fail "a run of milliseconds has an mfu: $(cat err)"
 
-# How long a run takes is said before its first step, of one that is long enough to ask; and how often its text is read.
+# Before its first step, a long run reports how long it will take, and how often its text is read.
 train endless train.steps=100000000 schedule.total_steps=30 --inject kill:rank=0,step=2
 [ "$status" -eq 137 ] || fail "killed: exit status $status"
 grep -qE '^time    about [0-9dhms.]+ for 100,000,000 steps on this machine: [0-9.e-]+ s a step, ' endless.err || fail "how long a run takes: $(cat endless.err)"
 grep -q '^warning: text.txt is read [0-9.]* times in 100000000 steps: ' endless.err || fail "how often a text is read: $(grep ^warning endless.err)"
-# More tokens than 64 bits count, by who means "until it is stopped".
+# More tokens than 64 bits can count, for a run that is meant to go on until it is stopped.
 train forever train.steps=1000000000000 train.tokens_per_step=16777216 train.batch_start=256 train.batch_warmup=10000 schedule.total_steps=30 --inject kill:rank=0,step=1
 grep -qE '^warning: text.txt is read [0-9.e+]* times in 1000000000000 steps: ' forever.err || fail "how often a text is read: $(grep ^warning forever.err)"
 grep -qE '^time    about .+ for 1,000,000,000,000 steps on' forever.err || fail "how long a run without end takes: $(cat forever.err)"
 
-# A run that has made all its steps goes on when it is given more; one that has not keeps its schedule.
+# A complete run continues if given more steps; an incomplete one keeps its schedule.
 train more train.steps=4
 train more train.steps=6
 [ "$status" -eq 0 ] && [ "$(curve more | wc -l)" -eq 6 ] || fail "more steps for a finished run: status $status: $(tail -1 more.err)"
@@ -247,14 +247,14 @@ has more/journal.jsonl "train.steps was 4 and is 6 now"
 train more train.steps=5
 [ "$status" -eq 78 ] || fail "fewer steps than a run has made: exit status $status: $(tail -1 more.err)"
 
-# Weights of one tokenizer, text of another: the same sizes, and a model of nothing.
+# Weights of one tokenizer and text of another: the sizes match, but the model would be meaningless.
 "$weft" tokenizer train text.txt -o other.json -n 258 >/dev/null 2>&1 || fail "a tokenizer of 258 entries"
 exits 78 train run.yaml run.dir=unlike model.init=base data.tokenizer=other.json
 has err "data.tokenizer, other.json, is not the tokenizer of model.init, base: set data.tokenizer=base/checkpoints/step-00000030/tokenizer.json"
 train unlike model.init=base data.tokenizer=other.json train.steps=1 'run.allow_changes=[tokenizer]'
 [ "$status" -eq 0 ] || fail "another tokenizer, allowed: $(tail -2 unlike.err)"
 
-# An evaluation uses a directory for its tokens; what killed ones have left, the next removes.
+# An evaluation keeps its tokens in a scratch directory; the next one removes what killed ones left.
 mkdir scratch
 export TMPDIR=$directory/scratch
 awk 'BEGIN { for (i = 0; i < 300000; i++) printf "%d ", i * 7919 % 100003 }' >long.txt
@@ -274,17 +274,17 @@ exec 8<&-
 unset TMPDIR
 rm long.txt
 
-# All damaged: what to do.
+# All checkpoints damaged: the error says what to do.
 cp -r base damaged
 for step in damaged/checkpoints/step-*; do printf X | dd of="$step/model.safetensors" bs=1 seek=5000 conv=notrunc status=none; done
 train damaged
 [ "$status" -eq 65 ] && grep -q 'no checkpoint is good: "weft checkpoint verify" .* run.overwrite=true' damaged.err ||
     fail "all checkpoints damaged: status $status: $(tail -1 damaged.err)"
-# A directory that was there before stays.
+# A directory that existed before stays.
 train hollow data.tokenizer=no-such.json
 [ "$status" -eq 66 ] && [ -d hollow ] && [ -z "$(ls -A hollow)" ] || fail "a failed start in an empty directory: $(ls -A hollow)"
 
-# Changing what would change the curve is refused by name.
+# Changing a key that would change the curve is refused with an error that names it.
 train base optimizer.lr=1e-3
 [ "$status" -eq 78 ] && grep -q "optimizer.lr was" base.err || fail "another lr: status $status: $(tail -1 base.err)"
 train base optimizer.lr=1e-3 optimizer.beta1=0.5 train.steps=20
@@ -296,13 +296,13 @@ train base optimizer.kind=sgd run.allow_changes=[optimizer.kind]
 train base 'optimizer.groups=[{match: mlp, lr: 1e-3}]'
 [ "$status" -eq 78 ] && grep -q "optimizer.groups was \[\] when .* is \[{match: mlp, lr: 0.001}\] now" base.err ||
     fail "other groups: status $status: $(tail -1 base.err)"
-# A group that keeps other states than the checkpoint has: by their name.
+# A group whose optimizer states differ from the checkpoint's: the error names them.
 train base 'optimizer.groups=[{match: mlp, kind: sgd}]' run.allow_changes=[optimizer.groups]
 [ "$status" -eq 65 ] && grep -q "exp_avg.model.layers.0.mlp.* or the run has another optimizer" base.err ||
     fail "states that are not there: status $status: $(tail -1 base.err)"
 bad 78 'optimizer.groups[0].match: no parameter has "experts" in its name' 'optimizer.groups=[{match: experts, lr: 1e-3}]'
 
-# More steps are no change where the learning rate does not follow them.
+# More steps are not a change if the learning rate does not depend on them.
 train longer train.steps=20 schedule.total_steps=30
 train longer schedule.total_steps=30
 [ "$status" -eq 0 ] || fail "more steps with schedule.total_steps: status $status: $(tail -1 longer.err)"
@@ -310,7 +310,7 @@ train longer schedule.total_steps=30
 train longer train.steps=25
 [ "$status" -eq 78 ] && grep -q "train.steps was 30 .* is 25 now" longer.err || fail "another length: $(tail -1 longer.err)"
 
-# A limit on the size of files is an error as a full disk is, and leaves nothing half done.
+# A limit on file sizes is an error like a full disk, and leaves nothing half written.
 (ulimit -f 64 && exec "$weft" train run.yaml run.dir=limited metrics.log_freq=10) >/dev/null 2>limited.err </dev/null
 status=$?
 [ "$status" -eq 74 ] && grep -q "saving the checkpoint of step 10: .*File too large" limited.err || fail "ulimit -f: status $status: $(tail -1 limited.err)"
@@ -319,7 +319,7 @@ head -c 5000 text.txt >other.txt
 train base 'data.sources=[other.txt]'
 [ "$status" -eq 78 ] && grep -q "data is not what" base.err || fail "other data: status $status: $(tail -1 base.err)"
 
-# A damaged newest checkpoint is named, and the one before it is used; a damaged cache says what to do.
+# A damaged newest checkpoint is named, and the one before it is used; for a damaged cache the error says what to do.
 train hurt
 printf X | dd of=hurt/checkpoints/step-00000030/model.safetensors bs=1 seek=9000 conv=notrunc status=none
 train hurt
@@ -330,4 +330,4 @@ printf X | dd of="$part" bs=1 seek=5000 conv=notrunc status=none
 train hurtcache
 [ "$status" -eq 65 ] && grep -q "part-" hurtcache.err || fail "a damaged cache: status $status: $(tail -1 hurtcache.err)"
 
-conclude "all runs as they should be"
+conclude "all runs behave as expected"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # ranks: 2
-# Tuning on conversations: the same samples and the same curve on other meshes and after a restart, the audit's proof, what is said of
-# conversations that do not fit, weft generate --chat, and what is refused.
+# Fine-tuning on conversations: the same samples and curve on other meshes and after a restart, weft audit, messages about conversations that
+# do not fit, weft generate --chat, and refusals.
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 
@@ -43,7 +43,7 @@ for run in resumed dp_shard pp; do
     has out "both used the same samples in each of their 24 steps"
 done
 
-# What is learned, and by which template, is part of the curve.
+# The choice of learned tokens and the template are part of the curve.
 exits 78 train run.yaml run.dir=whole train.steps=25 data.chat_learn=all
 has err "data.chat_learn"
 sed "s/ ' '/ ': '/; s/assistant /assistant: /" chat.jinja >other.jinja
@@ -60,7 +60,7 @@ expect 2 generate whole --chat
 expect 2 generate whole --date 2025-01-01 --prompt x
 expect 78 generate whole --chat --prompt x --date yesterday
 
-# Mistakes are named with their place.
+# Errors have a position.
 echo '{"messages": [{"role": "user", "content": "x"}]}' >bad.jsonl
 exits 65 tokenize run.yaml 'data.sources=[{path: bad.jsonl, format: chat}]'
 has err "bad.jsonl:1: no message has the role \"assistant\", found \"user\""

@@ -1,7 +1,7 @@
 #!/bin/bash
-# weft watch over plain HTTP: what it tells, to whom, and what it refuses. (tests/interop/test_watch_browser.sh looks at the page.)
+# weft watch over plain HTTP: what it serves, to whom, and what it refuses. (tests/interop/test_watch_browser.sh tests the page.)
 . "$(dirname "$0")/../support/prelude.sh"
-trap '' PIPE # of a server that hangs up on what is too long
+trap '' PIPE # the server closes the connection on requests that are too long
 echo x >file
 "$weft" watch file >out 2>err </dev/null && fail "a file in place of a run directory"
 ! grep -q 'built without libmicrohttpd' err || { echo "skipped: no libmicrohttpd (apt-get install libmicrohttpd-dev)"; exit 77; }
@@ -25,7 +25,7 @@ mkdir young
 "$weft" train run.yaml run.dir=one >train.out 2>&1 </dev/null || fail "train: $(tail -3 train.out)"
 echo secret >young/secret
 
-# watch WORD...: in the background; its address in $host, $port, $token.
+# watch WORD...: starts weft watch in the background; sets $host, $port and $token.
 watch() {
     : >address
     "$weft" watch --port 0 "$@" >address 2>watch.err </dev/null &
@@ -37,7 +37,7 @@ watch() {
     [ "$token" != "$rest" ] || token=
     port=${rest#*:} port=${port%%/*}
 }
-# ask PATH [METHOD [HEADER...]]: the answer's status in $status, its head and body in files.
+# ask PATH [METHOD [HEADER...]]: sends a request; sets $status, and writes the answer's head and body to files.
 ask() {
     local path=$1 method=${2:-GET}
     shift $(($# > 1 ? 2 : 1))
@@ -91,7 +91,7 @@ has body 'num_hidden_layers: 1'
 answers 200 / HEAD
 [ ! -s body ] || fail "HEAD has a body"
 
-# The run goes on while it is watched.
+# The run continues while it is watched.
 "$weft" train run.yaml run.dir=one train.steps=14 >train.out 2>&1 </dev/null || fail "going on: $(tail -3 train.out)"
 now_at_14() { ask "/data?run=0&version=$version&after=12" && grep -q '"step": \[13, 14\]' body; }
 await now_at_14
@@ -102,13 +102,13 @@ await anew
 there() { ask /data?run=1 && grep -q '"step": \[1, 2, 3' body; }
 await there
 
-# A body is not waited for, nor is a request with too much of a head taken.
+# The server does not wait for a body, and refuses too large a request header.
 answers 405 / POST "Content-Length: 1000000"
 answers 200 /runs GET "Content-Length: 1000000"
 ask /runs GET "$(printf 'X: y\r\n%.0s' {1..9000})X: y" 2>/dev/null
 [ "$status" != 200 ] || fail "9,000 headers"
 
-# Only GET and HEAD; no path leads anywhere; a number is a number.
+# Only GET and HEAD; no path leads to other files; numbers must be numbers.
 for method in POST PUT DELETE OPTIONS PATCH; do
     answers 405 / "$method" "Content-Length: 0"
     has head "Allow: GET, HEAD"
@@ -121,11 +121,11 @@ for path in /secret /young/secret /../young/secret /%2e%2e/young/secret //watch.
 done
 answers 200 '/config?run=../young'
 has body 'dir: one'
-# A name of somebody else's that points here; a name that only begins like ours.
+# A foreign host name that resolves to this machine (DNS rebinding); a host name that only begins like a local one.
 answers 403 /data?run=0 GET "Host: evil.example"
 answers 403 / GET "Host: localhost.evil.example:$port"
 answers 200 /data?run=0 GET "Host: 127.0.0.1:9999"
-# What is no HTTP, or too much of it, is its own harm.
+# Requests that are not HTTP, or too long, do not affect others.
 head -c 3000 /dev/urandom >"/dev/tcp/127.0.0.1/$port" || true
 ask "/$(head -c 60000 /dev/zero | tr '\0' a)" 2>/dev/null
 [ "$status" != 200 ] || fail "a path of 60,000 letters"
@@ -133,7 +133,7 @@ answers 200 /runs
 kill -INT $server
 wait $server || fail "Ctrl-C: status $?"
 
-# It is started before the run, whose directory is not there yet.
+# weft watch may start before the run has a directory.
 watch later/run/ one
 await grep -q "later/run/ does not exist yet" watch.err
 answers 200 /data?run=0
@@ -148,7 +148,7 @@ has body 'num_hidden_layers: 1'
 kill $server
 wait $server
 
-# A token: by --token here, on other addresses always.
+# A token: with --token on this address, always on others.
 watch --token one
 [ ${#token} -eq 32 ] || fail "the token is \"$token\""
 old=$token
@@ -158,8 +158,8 @@ done
 answers 200 "/data?run=0&token=$token"
 answers 200 "/?token=$token" GET "Host: some.where"
 answers 200 /watch.css
-# A head that never ends, one byte after the other, is cut off; a connection has one request.
-slow_head() { # FILE WORDS: trickles until the connection is closed; then FILE is made
+# A request header that trickles in forever is cut off; a connection serves one request.
+slow_head() { # FILE WORDS: sends a byte at a time until the connection is closed, then makes FILE
     exec 6<>"/dev/tcp/127.0.0.1/$port" || return
     printf '%b' "$2" >&6
     (cat <&6 >"$1.answer"; : >"$1") &
@@ -172,7 +172,7 @@ await test -e second
 [ ! -s first.answer ] || fail "a head without an end was answered: $(head -3 first.answer)"
 has second.answer "HTTP/1.1 200"
 has second.answer "Connection: close"
-# More slow heads than there are places, whose senders come back when they are closed: others are answered, with the token and without.
+# More slow clients than connections, which reconnect when they are closed: others are still answered, with and without the token.
 slow_heads() {
     local held=() i fd
     for i in {1..100}; do exec {fd}<>"/dev/tcp/127.0.0.1/$port" && held+=("$fd") && printf 'GET /runs HTTP/1.1\r\nX: ' >&"$fd"; done
@@ -186,7 +186,7 @@ slow_heads() {
 slow_heads 2>/dev/null &
 slow=$!
 await test -e trickled
-meet_slow_heads() { # what they do to others ends in a test that waits in vain, not in one that hangs
+meet_slow_heads() { # if they block others, the test fails in await instead of hanging
     answers 200 "/runs?token=$token"
     answers 403 "/runs?token=x"
     answers 200 "/data?run=0&token=$token"
