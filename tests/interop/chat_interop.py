@@ -1,11 +1,11 @@
-"""Chat templates and conversations of weft against jinja2 and transformers: the same bytes, the same ids, the same answers.
+"""Compares weft's chat templates and conversations with jinja2 and transformers: the same bytes, ids and learned tokens.
 
 usage: chat_interop.py CHAT_LINES      (tests/data/chat_lines.c; exit status 77: a package is missing)
 
-1. Snippets of templates, each construct that weft runs: rendered by both, compared byte for byte. What one refuses the other may not render
-   otherwise than as an error. 3000 values from JSON, printed and as JSON again.
-2. 200 conversations through templates in the manner of nine families, with byte-level and SentencePiece tokenizers: ids as
-   apply_chat_template makes them; what is learned as its assistant masks say, by a twin of the template with {% generation %}.
+1. Template snippets with each construct that weft supports: rendered by both and compared byte for byte. A snippet that one refuses must be
+   an error in the other too. Also 3000 values from JSON, printed and as JSON again.
+2. 200 conversations through templates in the style of nine families, with byte-level and SentencePiece tokenizers: the ids of
+   apply_chat_template; the learned tokens of its assistant masks, which come from a twin of the template with {% generation %}.
 """
 import json
 import os
@@ -126,19 +126,19 @@ def jinja(template, variables):
         compiled = _compile_jinja_template(template)
         day = __import__("datetime").datetime(2025, 1, 31)
         return compiled.render(strftime_now=lambda form: day.strftime(form), **variables), None
-    except Exception as error:  # whatever Jinja says: weft must refuse too
+    except Exception as error:  # any error of Jinja: weft must refuse too
         return None, f"{type(error).__name__}: {error}"
 
 
 def rendered(cases):
-    """What weft makes of pairs of a template and the JSON of its variables."""
+    """Returns what weft renders for pairs of a template and the JSON of its variables."""
     lines = "".join(f'{{"template": {json.dumps(t)}, "variables": {v}}}\n' for t, v in cases)
     answers = subprocess.run([program, "render"], input=lines.encode(), stdout=subprocess.PIPE, check=True).stdout.decode().split("\n")[:-1]
     assert len(answers) == len(cases)
     return [json.loads(a) for a in answers]
 
 
-# Numbers as lines may have them: of any size, with and without points and exponents.
+# Draws numbers as JSON lines may have them: of any size, with and without points and exponents.
 def literal(draw):
     return draw.choice([
         lambda: str(draw.randrange(-10 ** draw.randrange(1, 40), 10 ** draw.randrange(1, 40))),
@@ -151,7 +151,7 @@ def literal(draw):
     ])()
 
 
-# Characters that Unicode 13 had: what repr shows by its number depends on the version.
+# Draws characters of Unicode 13: which characters repr escapes depends on the version.
 def odd_text(draw):
     return "".join(chr(draw.choice([draw.randrange(1, 127), draw.randrange(127, 0x250), draw.randrange(0x2000, 0x2070), 0xe000, 0x1f642, 0xad])) for _ in range(draw.randrange(6)))
 
@@ -173,7 +173,7 @@ VALUES = ["{{ x }}|{{ [x] }}|{{ x|tojson }}|{{ x|tojson(indent=2) }}|{{ x is num
 
 
 def check_values(count):
-    """Python's rules for what stands in a line: 100.0 stays 100.0, and a whole number has any size."""
+    """Checks Python's rules for values of a line: 100.0 stays 100.0, and an integer has any size."""
     draw = random.Random(11)
     cases = [(draw.choice(VALUES), f'{{"x": {value_text(draw)}, "y": {value_text(draw)}}}') for _ in range(count)]
     for (template, variables), answer in zip(cases, rendered(cases)):
@@ -196,8 +196,8 @@ def check_snippets():
 
 # ---- conversations ----
 
-# In the manner of: ChatML (Qwen 2, SmolLM), Llama 3, Gemma, Mistral, Phi 3, Llama 2, OLMo, Qwen 3 (reasoning left out of the past), Zephyr.
-# {G} and {E} are {% generation %} and {% endgeneration %} in the twin that transformers' masks are made by.
+# In the style of: ChatML (Qwen 2, SmolLM), Llama 3, Gemma, Mistral, Phi 3, Llama 2, OLMo, Qwen 3 (reasoning left out of the past), Zephyr.
+# {G} and {E} are {% generation %} and {% endgeneration %} in the twin that gives transformers' masks.
 ALTERNATE = ("{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set rest = messages[1:] %}{% else %}"
              "{% set system = '' %}{% set rest = messages %}{% endif %}{% for m in rest %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
              "{{ raise_exception('roles must alternate') }}{% endif %}")
@@ -229,7 +229,7 @@ FAMILIES = {
                "{{ '<|assistant|>\n' }}{G}{{ message['content'] + eos_token }}{E}{{ '\n' }}{% endif %}\n"
                "{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}", [], "bytes"),
 }
-# Here earlier answers lose their reasoning: weft makes a document of each answer whose context changes.
+# Here earlier assistant turns lose their reasoning: weft makes a separate document for each turn whose context changes.
 REWRITES = ("{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
             "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}{%- if m.role == 'assistant' and loop.index0 > ns.last %}"
             "{{- '<think>\n' + 'hm' + '\n</think>\n\n' }}{%- endif %}{{- m.content + '<|im_end|>' + '\n' }}{%- endfor %}"
@@ -251,8 +251,8 @@ def conversations(count):
         messages = [{"role": "system", "content": sentence(draw)}] if draw.random() < 0.4 else []
         for _ in range(draw.randint(1, 4)):
             messages.append({"role": "user", "content": sentence(draw)})
-            # At the border of an answer weft cuts text before it tokenizes it (data/chat.h), as whoever generates does: an answer that begins
-            # or ends with white space can join it there in transformers. Those are tested in tests/data/test_chat.c.
+            # weft splits the text at the borders of an assistant turn before it tokenizes (data/chat.h), as happens in generation. In
+            # transformers, white space at a border can merge with its neighbour. tests/data/test_chat.c tests such turns.
             messages.append({"role": "assistant", "content": sentence(draw).strip()})
         made.append(messages)
     return made
@@ -274,7 +274,7 @@ def make_tokenizer(kind, specials, directory, corpus):
         trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     t.train_from_iterator(corpus, trainer)
     if kind == "spm":
-        # The trainer calls bytes special; a SentencePiece file has them as plain entries of its vocabulary.
+        # The trainer makes byte tokens special; a SentencePiece file has them as plain entries of its vocabulary.
         data = json.loads(t.to_str())
         data["added_tokens"] = [a for a in data["added_tokens"] if a["content"] == "<unk>"]
         t = Tokenizer.from_str(json.dumps(data))
@@ -323,7 +323,7 @@ def check_family(name, template, specials, kind, made):
 
 
 def check_rewriting(made):
-    """Each document is what transformers renders up to its answer, and that answer alone is learned."""
+    """Checks that each document is what transformers renders up to its assistant turn, and that only that turn is learned."""
     with tempfile.TemporaryDirectory() as directory:
         tokenizer = make_tokenizer("bytes", ["<|im_start|>", "<|im_end|>"], directory, [m["content"] for c in made for m in c])
         for messages, documents in zip(made, encoded(directory, REWRITES, made)):

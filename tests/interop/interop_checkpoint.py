@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Checks that Hugging Face's packages open what weft writes, and weft what they write.
+"""Checks that Hugging Face's packages read what weft writes, and that weft reads what they write.
 
     tests/interop/interop_checkpoint.py [--weft build/weft] [--logits build/logits] [--require]
 
-Trains tiny models with `weft train`, and makes others with transformers. Then
-  - reads every safetensors file that weft wrote with the safetensors package, and computes `weft inspect --digest` anew;
-  - loads checkpoints with AutoModelForCausalLM and AutoTokenizer as they are, and compares the logits at every position, token
+Trains tiny models with `weft train`, and makes others with transformers. Then it
+  - reads every safetensors file that weft wrote with the safetensors package, and recomputes `weft inspect --digest`;
+  - loads checkpoints unchanged with AutoModelForCausalLM and AutoTokenizer, and compares the logits at every position, token
     by token and prefilled, losses with `weft eval`, tokens with `weft tokenizer encode`, greedy text with `weft generate`;
-  - the same of what `weft export` makes: in bf16, and the mean of checkpoints; and of averaged weights (optimizer.ema), which the
-    variant "ema" of a checkpoint and `weft export --ema` are both;
-  - saves models with save_pretrained, in one file and in shards, compares the same of those, and trains on from them: the first
-    loss is the one that transformers computes for that batch, and the checkpoint loads in transformers again;
-  - writes safetensors files with the package, of every type it has, and has weft inspect them.
-Exits with 77 (a skipped test) and a message where safetensors is missing; what needs torch and transformers is skipped with a
-message where those are. With --require, what is missing is a failure."""
+  - does the same for `weft export` in bf16 and as the mean of checkpoints, and for averaged weights (optimizer.ema), both as the
+    variant "ema" of a checkpoint and from `weft export --ema`;
+  - saves models with save_pretrained, in one file and in several, compares those in the same way, and continues training from
+    them: the first loss is the one that transformers computes for that batch, and the checkpoint loads in transformers again;
+  - writes safetensors files of every dtype with the package, and lets weft inspect them.
+Exits with 77 (a skipped test) and a message if safetensors is missing. Checks that need torch and transformers are skipped with a
+message if those are missing. With --require, a missing package is a failure."""
 import argparse
 import hashlib
 import json
@@ -28,7 +28,7 @@ SKIPPED = 77
 TOLERANCE = 1e-5  # relative, of an fp32 loss
 LOGIT_TOLERANCE = 1e-4  # absolute, in fp32
 CONTEXT = 48
-WINDOWS = 8  # of the text that training goes on with: all of them in each step
+WINDOWS = 8  # of the text for continued training: each step uses all of them
 WORDS = "the quick brown fox jumps over the lazy dog Zürich naïve 12 3456 -- (so) \n".split(" ")
 MODEL = {"hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 VARIANTS = {  # trained by weft
@@ -49,7 +49,7 @@ FOREIGN = {  # made by transformers
 }
 
 failures = []
-largest = {}  # differences seen, by what they are of
+largest = {}  # largest differences seen, by kind
 
 
 def check(condition, what):
@@ -96,7 +96,7 @@ class Weft:
         return [[float(word) for word in line.split()] for line in lines]
 
 
-# The digest, from its definition alone
+# The digest, from its definition
 
 
 def read_safetensors(path):
@@ -141,7 +141,7 @@ def train(weft, work, name, variant, *options):
 
 
 def make_foreign(torch, tokenizer, variant):
-    """A model of transformers whose weights are all random, norms and biases too."""
+    """Makes a transformers model with all weights random, norms and biases too."""
     import transformers
 
     options = {**MODEL, "max_position_embeddings": 64, "initializer_range": 0.15, **variant}
@@ -172,14 +172,14 @@ def load(name, checkpoint, **options):
 
 
 def ids_of(tokenizer, text):
-    """A document as weft reads it."""
+    """Returns the ids of a document as weft reads it."""
     ends = [tokenizer.bos_token_id], [tokenizer.eos_token_id]
     ids = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False)
     return [token for token in [*ends[0], *ids, *ends[1]] if token is not None]
 
 
 def mean_loss(torch, model, ids):
-    """Over windows as weft cuts them: each token but the first is a target once."""
+    """Returns the loss over windows as weft cuts them: each token except the first is a target once."""
     total, count = 0.0, len(ids) - 1
     with torch.no_grad():
         for start in range(0, count, CONTEXT):
@@ -205,7 +205,7 @@ def check_files(weft, name, checkpoint):
 
 
 def check_values(torch, name, checkpoint):
-    """The package reads every tensor, and its values are those that stand in the file."""
+    """Checks that the package reads every tensor with the values in the file."""
     import safetensors.torch
 
     for path in sorted(checkpoint.glob("*.safetensors")):
@@ -231,7 +231,7 @@ def check_loss(torch, weft, name, directory, model, text, ids):
 
 
 def token_bytes(tokenizer, ids):
-    """By the byte-level alphabet; text would not tell parts of characters apart."""
+    """Returns tokens as bytes, by the byte-level alphabet; text could not distinguish parts of characters."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     alphabet = {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -255,7 +255,7 @@ def check_tokenizer(weft, name, directory, tokenizer, text):
 
 
 def check_checkpoint(torch, weft, work, name, checkpoint):
-    """A checkpoint of weft in transformers, and back."""
+    """Checks a checkpoint of weft in transformers, and back."""
     from transformers import AutoTokenizer
 
     text = work / "eval.txt"
@@ -272,7 +272,7 @@ def check_checkpoint(torch, weft, work, name, checkpoint):
 
 
 def check_saved(torch, weft, work, name, model, tokenizer):
-    """What transformers saves, in weft."""
+    """Checks in weft what transformers saved."""
     text = work / "eval.txt"
     ids = ids_of(tokenizer, text)
     for kind, size in (("whole", "5GB"), ("shards", "40KB")):
@@ -289,7 +289,7 @@ def check_saved(torch, weft, work, name, model, tokenizer):
 
 
 def check_continued(torch, weft, work, name, start, tokenizer):
-    """Training from a directory of transformers, with the whole text in every step."""
+    """Checks training from a directory of transformers, with the whole text in every step."""
     text, run = work / "few.txt", work / f"{name}-on"
     ids = ids_of(tokenizer, text)
     check(-(-(len(ids) - 1) // CONTEXT) == WINDOWS, f"{name}: {len(ids)} tokens are {WINDOWS} windows")
@@ -318,7 +318,7 @@ def check_foreign(torch, weft, work, tokenizer):
 
 
 def check_rounded(weft, work, torch):
-    """The export in bf16."""
+    """Checks the export in bf16."""
     name = "rounded"
     checkpoint = train(weft, work, name, {}, "checkpoint.dtype=bf16")
     check_files(weft, name, checkpoint)
@@ -349,7 +349,7 @@ def check_exported(weft, work, torch):
 
 
 def check_averaged(weft, work, torch):
-    """variant="ema" of a checkpoint is what weft exports as the averaged weights, and not the weights beside them."""
+    """Checks that variant="ema" of a checkpoint gives the averaged weights that weft exports, and not the other weights in it."""
     name = "ema"
     checkpoint = train(weft, work, name, {}, "optimizer.ema=0.7")
     check_files(weft, name, checkpoint)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Walks over keys of config.json: whatever a file says, weft computes what transformers computes, or refuses it.
+"""Tries keys of config.json: for any file, weft computes what transformers computes, or refuses it.
 
     tests/interop/interop_config.py [--weft build/weft] [--logits build/logits] [--require] [--verbose] [--all] [--own] [--pairs N] [FAMILY ...]
 
-For each family transformers saves tiny models. Then their config.json is changed, one key at a time: keys that the family's class has (left
-out, null, of another value, by their second names), and of the first model keys of any family, and N random pairs of the changes of
-rotation. Both programs open it, and their logits are compared. What is wrong: weft accepts what transformers computes otherwise. What weft
-refuses is counted, with --all by whether transformers does too, and so is what transformers alone refuses. Exits with 77 (a skipped test)
-and a message where torch or transformers is missing; with --require that is a failure."""
+For each family transformers saves tiny models. The script changes their config.json one key at a time: keys of the family's class (left out,
+null, with another value, under their second names), for the first model also keys of any family, and N random pairs of changes of the RoPE
+keys. Both programs open the result, and the script compares their logits. It is an error if weft accepts a file that transformers computes
+differently. The script counts what weft refuses, with --all split by whether transformers refuses it too, and what only transformers
+refuses. Exits with 77 (a skipped test) and a message if torch or transformers is missing; with --require that is a failure."""
 import argparse
 import itertools
 import json
@@ -22,11 +22,11 @@ from interop_families import FAMILIES, TINY_GPT2, make, packages
 TOLERANCE = 1e-3  # of the logits' spread
 LENGTH = 40
 ORIGINAL = "original_max_position_embeddings"
-ABSENT = "(absent)"  # as a value: the key is left out
+ABSENT = "(absent)"  # this value means that the key is left out
 
 
 def scaling(kind, **more):
-    """Objects of one kind of scaling, whole, and with members that other kinds have."""
+    """Returns scaling objects of one kind, complete, and with members of other kinds."""
     plain = {"llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 16},
              "yarn": {"factor": 4.0, ORIGINAL: 16}, "linear": {"factor": 4.0}, "dynamic": {"factor": 4.0}, "default": {}}[kind]
     return {"rope_type": kind, **plain, **more}
@@ -41,7 +41,7 @@ def without(object, key):
 
 
 def rotations(pairs):
-    """What files may say of the rotation, as changes of the root."""
+    """Returns what files may contain about RoPE, as changes of the root object."""
     objects = [scaling(kind) for kind in ("default", "linear", "dynamic", "llama3", "yarn")]
     objects += [{"type" if k == "rope_type" else k: v for k, v in object.items()} for object in objects]
     objects += [scaling(kind, **{key: value}) for kind in ("linear", "dynamic", "llama3", "yarn", "default")
@@ -95,7 +95,7 @@ PLAIN += [{"layer_types": [a, b] * 2, **more} for a, b in itertools.product(KIND
                        {"use_sliding_window": True, "sliding_window": None}, {"attention_chunk_size": 3})]
 
 
-# What says whose file it is, or what a class returns; no logit depends on them.
+# Keys that identify the file or select what a class returns; no logit depends on them.
 NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "dtype", "id2label", "label2id", "model_type", "problem_type", "return_dict",
                     "transformers_version"}
 
@@ -109,7 +109,7 @@ def other_values(value):
 
 
 def own_changes(saved, config):
-    """Each key of class or file left out, null, and of another value; each second name that the class takes for one, beside it and alone."""
+    """Returns changes: each key of class or file left out, null, and with another value; each alias of the class, with the key and alone."""
     keys = [key for key in {**saved, **config.to_dict()} if key not in NOT_OF_THE_MODEL]
     values = {**config.to_dict(), **saved}
     changes = [{key: value} for key in keys for value in (ABSENT, None, *other_values(values[key])) if key in saved or value != ABSENT]
@@ -124,17 +124,17 @@ def rotary_pairs(config):
 
 
 def theirs(torch, transformers, directory, ids):
-    """Logits of transformers; None where it fails."""
+    """Returns the logits of transformers; None if it fails."""
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
         with torch.no_grad():
             return model(torch.tensor([ids])).logits[0, -1].double()
-    except Exception:  # whatever it says, it does not open the file
+    except Exception:  # for any reason, it does not open the file
         return None
 
 
 def ours(torch, logits, directory, ids):
-    """Logits of weft, or what it says."""
+    """Returns the logits of weft, or its message."""
     done = subprocess.run([logits, "--prefill", directory], input=" ".join(map(str, ids)).encode(), capture_output=True)
     if done.returncode != 0:
         return None, done.stderr.decode(errors="replace").strip()
@@ -169,7 +169,7 @@ class Walk:
         model = make(self.torch, self.transformers, name, variants[number])
         model.save_pretrained(directory)
         config = json.loads((directory / "config.json").read_text())
-        plain = without(without(config, "rope_parameters"), "rope_scaling") # what changes of rotation start from
+        plain = without(without(config, "rope_parameters"), "rope_scaling") # the base for changes of the RoPE keys
         draw = random.Random(family)
         ids = [draw.randrange(TINY_GPT2["vocab_size"]) for _ in range(LENGTH)]
         for change in own_changes(config, model.config):

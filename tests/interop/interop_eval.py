@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Checks that weft eval --tasks has the figures of EleutherAI's lm-evaluation-harness, document by document.
+"""Checks that weft eval --tasks gives the figures of EleutherAI's lm-evaluation-harness, document by document.
 
     tests/interop/interop_eval.py [--weft build/weft] [--require]
 
-100 documents of each task are made up, odd ones among them: spaces before and after, brackets, newlines, letters beyond ASCII, texts
-longer than the context. A tiny model that weft trained answers them in weft and, through transformers, in the harness, which runs its own
-task files with these documents in place of its data sets. Compared are the log-likelihood of every choice, acc, acc_norm, perplexities
-and the standard errors of the accuracies; once more with a BOS before each context, and with examples before each question.
-Exits with 77 (a skipped test) and a message where lm_eval, torch or transformers is missing; with --require that is a failure."""
+Generates 100 documents for each task, including odd ones: spaces before and after, brackets, newlines, letters beyond ASCII, texts longer
+than the context. A tiny model that weft trained is evaluated by weft and, through transformers, by the harness, which runs its own task
+files with these documents in place of its data sets. Compares the log-likelihood of every choice, acc, acc_norm, perplexities and the
+standard errors of the accuracies; again with a BOS before each context, and with examples before each question.
+Exits with 77 (a skipped test) and a message if lm_eval, torch or transformers is missing; with --require that is a failure."""
 import argparse
 import json
 import os
@@ -20,13 +20,13 @@ import tempfile
 
 SKIPPED = 77
 DOCUMENTS, CONTEXT = 100, 96
-# Examples before a question want more room; some questions still lose tokens.
+# Few-shot examples need a longer context; some questions still lose tokens.
 SHOTS, LONG_CONTEXT = 3, 256
 # Sums over up to 96 tokens of fp32 log-softmaxes of logits that agree to some 1e-5.
 SUM_TOLERANCE = 2e-3
-# Two choices closer than this may come out either way.
+# For two choices closer than this, either may win.
 TIE = 1e-4
-# Ours, and theirs; what the harness calls each task's file.
+# weft's names, and the harness's.
 TASKS = {"hellaswag": "hellaswag", "arc_easy": "arc_easy", "arc_challenge": "arc_challenge", "piqa": "piqa", "sciq": "sciq",
          "openbookqa": "openbookqa", "boolq": "boolq", "winogrande": "winogrande", "social_iqa": "social_iqa",
          "commonsense_qa": "commonsense_qa", "mmlu": "mmlu_anatomy", "lambada": "lambada_openai", "text": "wikitext"}
@@ -49,7 +49,7 @@ def some(rng, least, most):
 
 
 def odd(rng, text):
-    """Spaces where a data set now and then has them."""
+    """Adds spaces where data sets sometimes have them."""
     return rng.choice([text] * 8 + [" " + text, text + " ", text + "\u00a0", "\n" + text])
 
 
@@ -185,7 +185,7 @@ def ours(weft, work, model, tasks, add_bos, shots):
 # ---- the harness ----
 
 def configuration(manager, task, work, shots):
-    """The harness's own file of a task, with our documents in place of its data set."""
+    """Returns the harness's own task file, with our documents in place of its data set."""
     from lm_eval.tasks._yaml_loader import load_yaml
     config = dict(load_yaml(manager.task_index[TASKS[task]].yaml_path, resolve_func=True))
     split = config.get("test_split") or config.get("validation_split")
@@ -200,7 +200,7 @@ def configuration(manager, task, work, shots):
 
 
 def with_bos(work, model):
-    """A copy of the model whose tokenizer puts the BOS before a text, as those of Llama do."""
+    """Makes a copy of the model whose tokenizer puts the BOS before a text, as Llama's do."""
     copy = work / "with-bos"
     shutil.copytree(model, copy)
     path = copy / "tokenizer.json"
@@ -239,7 +239,7 @@ def sums_of(task, sample):
 
 
 def near_ties(task, samples, documents):
-    """Documents whose answer hangs on last bits."""
+    """Counts the documents whose answer depends on last bits."""
     count = 0
     for sample, document in zip(samples, documents):
         sums = sorted(sample["sums"], reverse=True)
@@ -291,7 +291,7 @@ def main():
         write_documents(work)
         model = train(args.weft.resolve(), work)
         for add_bos, shots in ((False, 0), (True, 0), (False, SHOTS)):
-            # With a tokenizer that adds the BOS the harness scores a second one in rolling texts; weft does not. Those take no examples.
+            # With a tokenizer that adds a BOS, the harness scores a second one in rolling texts; weft does not. Those tasks take no examples.
             tasks = [task for task in MAKERS if not ((add_bos or shots) and task == "text")]
             mine, samples = ours(args.weft.resolve(), work, model, tasks, add_bos, shots)
             result, their_samples = theirs(work, with_bos(work, model) if add_bos else model, tasks, shots)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Checks that models of every family go both ways between weft and transformers.
+"""Checks that models of every family can be exchanged between weft and transformers in both directions.
 
     tests/interop/interop_families.py [--weft build/weft] [--logits build/logits] [--require] [FAMILY ...]
 
 For each family that `weft models` lists: transformers makes a tiny model with random weights and saves it; weft computes its logits
-at every position, token by token and prefilled, and they are those of transformers. Then weft trains it for ten steps, and the
-checkpoint loads in AutoModelForCausalLM with nothing missing or left over and the same config.json fields, and gives the same logits.
-A family that this script has no options for is a failure: a new entry is tested by being one.
-Exits with 77 (a skipped test) and a message where torch or transformers is missing; with --require that is a failure."""
+at every position, token by token and prefilled, and they must equal those of transformers. Then weft trains it for ten steps. The
+checkpoint must load in AutoModelForCausalLM with no tensor missing or left over and the same config.json fields, and give the same
+logits. A family for which this script has no options is a failure, so that every new family is tested.
+Exits with 77 (a skipped test) and a message if torch or transformers is missing; with --require that is a failure."""
 import argparse
 import json
 import pathlib
@@ -29,7 +29,7 @@ LATENT = {"num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 16, "qk_n
           "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "n_shared_experts": 1, "first_k_dense_replace": 1}
 # transformers has none of these.
 OURS = {"recurrent"}
-# By model_type: the classes' name, and what the family has of its own, each variant one model.
+# By model_type: the classes' name and the family's own options; each variant is one model.
 FAMILIES = {
     "llama": ("Llama", [{}, {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "tie_word_embeddings": True},
                         {"rope_parameters": YARN},
@@ -50,7 +50,7 @@ FAMILIES = {
     "smollm3": ("SmolLM3", [{}, {"no_rope_layers": [0, 1, 1, 0], "use_sliding_window": True, "sliding_window": 5}]),
     "phi3": ("Phi3", [{"sliding_window": 6}, {"tie_word_embeddings": True, "rope_parameters": {
         "rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.75}},
-                      {"rope_parameters": LONGROPE, "original_max_position_embeddings": 48}, # longer than the text, and shorter
+                      {"rope_parameters": LONGROPE, "original_max_position_embeddings": 48}, # one limit above the length of the text, one below
                       {"rope_parameters": {**LONGROPE, "attention_factor": 1.3}, "original_max_position_embeddings": 16}]),
     "gpt2": ("GPT2", [{}, {"n_inner": 40, "tie_word_embeddings": False}]),
     "mixtral": ("Mixtral", [{"num_local_experts": 6, "num_experts_per_tok": 2}, {"sliding_window": 6, "head_dim": 12, "num_local_experts": 3}]),
@@ -123,14 +123,14 @@ def check_logits(torch, logits, what, directory, model, ids):
         lines = run(logits, *flags, directory, data=data).splitlines()
         found = torch.tensor([[float(word) for word in line.split()] for line in lines], dtype=torch.float64)
         check(found.shape == rows.shape, f"{what}: {how}, {found.shape[0]} rows of {found.shape[1]} logits")
-        # Fed token by token, what longrope turns by its short factors is not in a pass over all of a longer text.
+        # Token by token, longrope uses its short factors at first; a pass over all of a longer text uses only the long ones.
         short = original_positions(model.config) if len(ids) > original_positions(model.config) > 0 and len(rows) > 1 else 0
         difference = (found - rows)[short:].abs().max().item()
         check(difference <= TOLERANCE, f"{what}: logits {how} differ by {difference:.1e}")
 
 
 def rope_of(value):
-    """Without what is the default anyway, or the type by its older name: transformers keeps what the file said."""
+    """Removes defaults and the older name of the type: transformers keeps what the file contained."""
     defaults = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
     if not isinstance(value, dict):
         return value
@@ -140,7 +140,7 @@ def rope_of(value):
 
 
 def fields(config):
-    """What the model is made of. Some classes have no head_dim until a file says it."""
+    """Returns the fields that define the model. Some classes have no head_dim unless a file sets it."""
     values = {key: getattr(config, key, None) for key in SAME_FIELDS}
     values["rope_parameters"] = rope_of(values["rope_parameters"])
     if values["head_dim"] is None:
@@ -151,7 +151,7 @@ def fields(config):
 
 
 def check_whole(torch, transformers, args, work, model, ids):
-    """The same text within a model of images and text, as Llama 4 is published: weft reads it from there."""
+    """Checks that weft reads the text model out of a model of images and text, the form in which Llama 4 is published."""
     start, images = work / "llama4-whole", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
                                             "vision_output_dim": 16, "image_size": 28, "projector_input_dim": 16, "projector_output_dim": 16}
     whole = transformers.Llama4ForConditionalGeneration(transformers.Llama4Config(text_config=model.config.to_dict(), vision_config=images))

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Checks that adapters (LoRA) go both ways between weft and PEFT, for every family.
+"""Checks that LoRA adapters can be exchanged between weft and PEFT in both directions, for every family.
 
     tests/interop/interop_lora.py [--weft build/weft] [--logits build/logits] [--require] [FAMILY ...]
 
 For each family transformers makes a tiny model with random weights, and weft trains adapters on it. PeftModel.from_pretrained opens the
-checkpoint: the tensors that it then has are those of the file, its logits at every position are weft's, and what merge_and_unload makes
-of them are the weights that `weft merge` writes. Then PEFT makes adapters with random weights on some of the matrices, and weft's logits
-with them, and of what it merges, are PEFT's.
-Exits with 77 (a skipped test) and a message where peft, torch or transformers is missing; with --require that is a failure."""
+checkpoint: its tensors must be those of the file, its logits at every position weft's, and the result of merge_and_unload the weights that
+`weft merge` writes. Then PEFT makes adapters with random weights on some of the matrices; weft's logits with them, and with the merged
+model, must be PEFT's.
+Exits with 77 (a skipped test) and a message if peft, torch or transformers is missing; with --require that is a failure."""
 import argparse
 import json
 import pathlib
@@ -19,7 +19,7 @@ from interop_families import CONTEXT, FAMILIES, SKIPPED, VOCAB, check, check_log
 
 WEIGHT_TOLERANCE = 1e-6  # relative to the largest of a matrix: both sum in fp32 or better, and round once
 STEPS = 6
-# Of PEFT's own making: not all matrices of a kind, and a scale of another form.
+# Adapters made by PEFT: not on all matrices of a kind, and with another form of scale.
 CHOSEN = {"phi3": ["qkv_proj", "down_proj"], "gpt2": ["c_attn", "mlp.c_proj"], "qwen3_moe": ["q_proj", "v_proj"],
           "olmoe": ["q_proj", "v_proj"], "deepseek_v3": ["kv_b_proj", "o_proj"], "deepseek_v2": ["kv_b_proj", "o_proj"]}
 largest = {}
@@ -53,7 +53,7 @@ def from_weft(torch, transformers, peft, args, work, family, base, ids):
     from safetensors.torch import load_file
 
     what, trained, merged = f"{family}, adapters of weft", work / f"{family}-run", work / f"{family}-merged"
-    # Targets like gate_proj mean experts to PEFT, too: docs/use/lora.md.
+    # In PEFT, targets like gate_proj also match experts: docs/use/lora.md.
     match = ["lora.match=self_attn"] if family in ("qwen3_moe", "deepseek_v3", "deepseek_v2") else []
     run(args.weft, "train", work / "run.yaml", f"run.dir={trained}", f"model.init={base}", *match)
     losses = [record["loss"] for record in map(json.loads, (trained / "metrics.jsonl").read_text().splitlines()) if record["kind"] == "train"]

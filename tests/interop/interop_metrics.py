@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""examples/metrics_wandb.py and examples/metrics_mlflow.py under a run that is resumed once, with the real packages, offline.
+"""Runs examples/metrics_wandb.py and examples/metrics_mlflow.py in a run that is resumed once, with the real packages, offline.
 
     tests/interop/interop_metrics.py --weft build/weft
 
-Checks every figure that they kept against RUN/metrics.jsonl. Exits with 77 (a skipped test) and a message when no package is installed, 1
-when something differs."""
+Compares every figure that they stored with RUN/metrics.jsonl. Exits with 77 (a skipped test) and a message if no package is installed, 1
+if something differs."""
 import argparse
 import glob
 import importlib.util
@@ -28,7 +28,7 @@ evaluation: {every: 4, tasks: [piqa.jsonl, lambada.jsonl]}
 metrics: {tensorboard: false, log_freq: 1, command_wait_s: 300, probe: 5}
 run: {threads: 1}
 """
-# Records with names: of validation sets, of tasks, of units of a step that is probed.
+# Records with names: of validation sets, of tasks, of the units of a probed step.
 NAMED = ("set/one/loss", "set/two/loss", "task/piqa/acc_norm", "task/lambada/acc", "probe/layers.0/output_rms", "probe/head/weight_rms")
 PIQA = {"goal": "a b", "sol1": "c", "sol2": "dd", "label": 0}
 LAMBADA = {"text": "a b c"}
@@ -49,7 +49,7 @@ def train(weft, run, tool, steps, **environment):
 
 
 def written(run):
-    """{(kind/key or kind/name/key, step): value}, of what is known."""
+    """Returns {(kind/key or kind/name/key, step): value} for the known values."""
     figures = {}
     with open(f"{run}/metrics.jsonl", encoding="utf-8") as lines:
         for record in map(json.loads, lines):
@@ -61,7 +61,7 @@ def written(run):
 
 
 def log_blocks(path):
-    """Records of a .wandb file: LevelDB's log format behind a header of 7 bytes."""
+    """Yields the records of a .wandb file: LevelDB's log format after a header of 7 bytes."""
     data, at, record = pathlib.Path(path).read_bytes(), 7, b""
     while at + 7 <= len(data):
         room = 32768 - at % 32768
@@ -71,7 +71,7 @@ def log_blocks(path):
         _, length, kind = struct.unpack_from("<IHB", data, at)
         record += data[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a full record, or its last part
             yield record
             record = b""
 

@@ -3,8 +3,8 @@
 
     tests/interop/interop_tensorboard.py RUN/tensorboard
 
-Checks every scalar against RUN/metrics.jsonl, to float precision. Exits
-with 77 (a skipped test) and a message when the package is not installed, 1 when something differs."""
+Compares every scalar with RUN/metrics.jsonl, to float precision. Exits
+with 77 (a skipped test) and a message if the package is not installed, 1 if something differs."""
 import json
 import math
 import os

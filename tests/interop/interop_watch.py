@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The page of weft watch in a real browser: headless Chromium, spoken to over its debugging pipe.
+"""Tests the page of weft watch in a real browser: headless Chromium, controlled over its debugging pipe.
 
     tests/interop/interop_watch.py --weft build/weft [--shots DIRECTORY]
 
-A run goes on, and the page must follow it without being loaded again; two runs over each other; light and dark, a wide window and a
-phone's; names and texts that are markup; a server that goes away. Nothing may be said on the browser's console. Exits with 77 (a skipped
-test) where there is no Chromium, 1 when something is wrong. --shots keeps pictures."""
+The page must follow a run without being reloaded; show two runs in one chart; work in light and dark, in a wide window and on a phone; and
+handle names and texts that are markup, and a server that goes away. The browser's console must stay empty. Exits with 77 (a skipped test)
+without Chromium, 1 if something is wrong. --shots keeps screenshots."""
 import argparse
 import base64
 import itertools
@@ -20,7 +20,7 @@ import tempfile
 import time
 
 SKIPPED = 77
-PATIENCE = 300  # seconds; keeps a test from hanging for ever, no verdict depends on it
+PATIENCE = 300  # seconds; keeps a test from hanging forever, no verdict depends on it
 CONFIG = """
 model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}
 data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, validation: [{path: text.txt, name: held}]}
@@ -35,12 +35,12 @@ run: {threads: 1}
 
 
 class Browser:
-    """Chromium's DevTools protocol: JSON, ended by NUL, on descriptors 3 (to it) and 4 (from it)."""
+    """Chromium's DevTools protocol: NUL-terminated JSON on descriptors 3 (to the browser) and 4 (from it)."""
 
     def __init__(self, program, profile):
         to_read, self.out = os.pipe()
         self.back, from_write = os.pipe()
-        # The browser wants its ends as 3 and 4; a shell puts them there.
+        # The browser expects its ends of the pipes as descriptors 3 and 4; a shell puts them there.
         script = f'exec 3<&{to_read} 4>&{from_write}; exec "$@"'
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
         self.process = subprocess.Popen(
@@ -136,7 +136,7 @@ STEP = "Number(document.querySelector('.card dd').firstChild.textContent.replace
 
 
 def follow(browser, weft):
-    """One run, from before its first step, through a stop and a new start."""
+    """Follows one run from before its first step, through a stop and a restart."""
     pathlib.Path("runs/base").mkdir(parents=True)
     server, address = start_watch(weft, "runs/base")
     browser.call("Page.navigate", url=address)
@@ -168,7 +168,7 @@ def follow(browser, weft):
 
 
 def compare(browser, weft, shots):
-    """Runs over each other, one of them named to do harm, with a token, in all looks."""
+    """Shows runs in one chart, one of them with a malicious name, with a token, in all layouts."""
     for run, rate in (("lr", "3e-3"), ("<img src=x onerror=alert(1)>", "5e-4")):
         if train(weft, f"runs/{run}", "train.steps=3000", f"optimizer.lr={rate}").wait() != 0:
             sys.exit(f"the run {run} failed")
@@ -221,7 +221,7 @@ def main():
         try:
             gone = follow(browser, weft)
             compare(browser, weft, shots)
-            # What the browser itself says of a server that has ended is no complaint of the page.
+            # The browser's own message about a server that has ended is not an error of the page.
             complaints = [c for c in browser.complaints if not ("net::ERR_" in c and gone + "data?" in c)]
             if complaints:
                 sys.exit("on the browser's console: " + "\n".join(complaints))

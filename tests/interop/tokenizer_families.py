@@ -1,8 +1,8 @@
 """Tokenizers in the forms that model families publish, with vocabularies trained on the spot; shared by tokenizer_interop.py and
-make_tokenizer_expectations.py. A form is all of a tokenizer.json but vocabulary and merges, which come from one of three bases:
+make_tokenizer_expectations.py. A form is a tokenizer.json without vocabulary and merges, which come from one of three bases:
 
-    bytes       byte-level, merges across anything, so that a pattern that cuts elsewhere gives other ids
-    characters  SentencePiece's kind with byte fallback, merges across anything
+    bytes       byte-level, merges across anything, so that a pattern that splits elsewhere gives other ids
+    characters  like SentencePiece, with byte fallback, merges across anything
     words       the same, but no merge across the beginning of a word or of a line, as SentencePiece trains it
 """
 import json
@@ -20,7 +20,7 @@ TEKKEN = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UP
 _SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}|\p{{N}}{{1,3}}"
          r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-# As the files have them: newlines and Chinese raw, not escaped.
+# As in the published files: newlines and Chinese characters are not escaped.
 DEEPSEEK3 = (r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^RN\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[RN]*|\s*[RN]+"""
              r"|\s+(?!\S)|\s+").replace("RN", "\r\n")
 CHINESE = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
@@ -143,14 +143,14 @@ def model_of(tokenizer):
 
 
 def make_bases(texts, merges):
-    """Not from text that spells special or byte tokens: `tokenizers` would learn merges that lead to them, and weft leaves those out."""
+    """Trains the bases on text that does not spell special or byte tokens: `tokenizers` would learn merges to them, which weft drops."""
     texts = [text for text in texts if "<s>" not in text and "<0x" not in text and "<unk>" not in text]
     return {"bytes": bytes_base(texts, merges), "characters": characters_base(texts, merges, False),
             "words": characters_base(texts, merges, True)}
 
 
 def document(form, base):
-    """The tokenizer.json of a form, as a dictionary."""
+    """Returns the tokenizer.json of a form, as a dictionary."""
     characters = form["base"] != "bytes"
     tokens = [added(name, special=True) for name in ("<unk>", "<s>", "</s>")] if characters else []
     tokens += form["added"]

@@ -4,10 +4,10 @@
     python3 -m venv .venv && .venv/bin/pip install tokenizers tiktoken
     .venv/bin/python tests/interop/tokenizer_interop.py build/weft [tokenizer.json ...]
 
-On the King James Bible (bible-kjv), on nasty text and on random text: a tokenizer that weft trains against the package's own
-trainer and encoder, for each pattern; the forms of tokenizer.json that model families publish (tokenizer_families.py), encoded and
-decoded; each tokenizer.json given; and rank files against tiktoken where that is installed.
-Skipped, with a message and status 77, where `tokenizers` is missing.
+Uses the King James Bible (bible-kjv), difficult text and random text. Compares, for each pattern, a tokenizer that weft trains with the
+package's own trainer and encoder; the forms of tokenizer.json that model families publish (tokenizer_families.py), encoded and decoded;
+each tokenizer.json given; and rank files with tiktoken, if that is installed.
+Skipped, with a message and status 77, if `tokenizers` is missing.
 """
 import base64
 import json
@@ -57,7 +57,7 @@ def kjv():
 
 
 def random_text(seed, length):
-    """Characters from the corners of Unicode that Python and the engines agree are assigned (below Unicode 14)."""
+    """Draws unusual characters that are assigned in Python's and the regex engines' Unicode versions (before Unicode 14)."""
     pools = ["abcdefgABCDEFG'  ", "0123456789", " \t\r\n\u00a0\u0085\u2028\u3000\u200b\u180e", "'s'T'RE'\u017f",
              "\u00e9\u0142\u00df\u0130", "\u0301\u0323\u20dd", "\u4e2d\u6587\uac00\u0e01", "\U0001F600\u200d\ufe0f\U0001F1E9",
              "\u0663\u00bd\u00b2\u2167", ".,;!?<|>#$%^&*()"]
@@ -74,7 +74,7 @@ def compare(name, path, text, reference):
 
 
 def compare_decoding(name, path, reference, text):
-    """Bytes that make up no character are weft's to keep and the package's to replace, so those are left out."""
+    """Compares decoding. Invalid UTF-8 is left out: weft keeps such bytes, and the package replaces them."""
     ids = reference.encode(text, add_special_tokens=False).ids
     ours = weft("decode", path, stdin=" ".join(map(str, ids)).encode())
     theirs = reference.decode(ids, skip_special_tokens=False)
@@ -124,13 +124,13 @@ def compare_training(directory, bible, texts):
 
 
 def compare_variants(directory, path, texts):
-    """Settings that trained files do not have: normalizer, added tokens that are not special, ignore_merges."""
+    """Compares settings that trained files do not have: normalizer, added tokens that are not special, ignore_merges."""
     document = json.load(open(path))
     vocab = document["model"]["vocab"]
     for i, (content, normalized) in enumerate((("<think>", False), ("  ", True), ("\u00e9\u00e9", True), ("zqx", False), ("zqxzq", False))):
         document["added_tokens"].append({"id": len(vocab) + 2 + i, "content": content, "single_word": False, "lstrip": False,
                                          "rstrip": False, "normalized": normalized, "special": False})
-    words = ["Ġ" + "".join(pair) for pair in zip("bcd", "xyz")]  # reachable only as whole pieces
+    words = ["Ġ" + "".join(pair) for pair in zip("bcd", "xyz")]  # reachable only as whole pre-tokens
     for word in words:
         for token in document["added_tokens"]:
             token["id"] += 1
@@ -144,7 +144,7 @@ def compare_variants(directory, path, texts):
 
 
 def compare_families(directory, bible, texts):
-    """A part of each text, and no long runs: the package takes the square of their length."""
+    """Compares a part of each text without long runs, for which the package takes quadratic time."""
     bases = forms.make_bases([*NASTY, *bible[:300_000].split("\n")], 2000)
     texts = [(label, text[:500_000]) for label, text in texts if label != "long run"]
     for name, form in forms.FAMILIES.items():
@@ -157,7 +157,7 @@ def compare_families(directory, bible, texts):
 
 
 def compare_ranks(directory, path, texts):
-    """The vocabulary of a trained tokenizer as a tiktoken rank file."""
+    """Compares the vocabulary of a trained tokenizer, as a tiktoken rank file."""
     if tiktoken is None:
         print("note: the Python package `tiktoken` is not installed; rank files are not compared")
         return

@@ -1,4 +1,4 @@
-"""Text on which tokenizers go wrong; shared by tokenizer_interop.py and make_tokenizer_expectations.py."""
+"""Text that is difficult for tokenizers; shared by tokenizer_interop.py and make_tokenizer_expectations.py."""
 
 NASTY = [
     "", " ", "  ", "   ", "     ", "\t", "\t\t a", "\n", "\n\n", "\r\n", "\r\n\r\n x", " \n ", "  \n\n  y", "a ", "a  b", "a   \n",

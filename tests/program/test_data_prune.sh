@@ -100,7 +100,7 @@ wait $waits || fail "after it was removed: $(cat waits.log)"
 wait $claimer
 there "$third" "tokenized again"
 
-# ---- an interrupted build: removed after a day without changes, whatever the limit, unless a process has it open ----
+# ---- an interrupted build: removed after a day without changes, even if the limit is longer, unless a process has it open ----
 broken=0123456789abcdef0123456789abcdef
 mkdir "cache/$broken"
 touch "cache/$broken/lock" "cache/$broken/part-00000.tok.tmp" "cache/$broken/about.json.12.3.tmp"

@@ -1,7 +1,7 @@
 'use strict';
-/* The page of weft watch. It asks for what is new every two seconds while it is seen, keeps what it was told, and draws.
+/* The page of weft watch. While it is visible, it requests new records every two seconds, keeps all that it has received, and draws.
  *
- * What comes from a run (names, events, configuration) goes into the page as text nodes only, never as markup. */
+ * Text from a run (names, events, configuration) goes into the page as text nodes only, never as markup. */
 (() => {
   const PERIOD = 2000, LATE = 10000, HEIGHT = { wide: 300, small: 190 };
   const BOX = { left: 54, right: 12, top: 10, bottom: 24 };
@@ -9,7 +9,7 @@
   const $ = (id) => document.getElementById(id);
   const runs = [];
 
-  /* ---- talking to weft ---- */
+  /* ---- requests to weft ---- */
 
   async function ask(path, words) {
     const query = new URLSearchParams(words);
@@ -135,7 +135,7 @@
     { id: 'noise', title: 'Gradient noise scale', unit: 'targets', smooth: true, optional: true, of: (p) => p.noise },
   ];
 
-  /* Each named validation set and each task has a chart, from when it is first told of: runs over each other, as in the others. */
+  /* Each named validation set and each task gets a chart when it is first reported, with all runs in it, as in the other charts. */
   const named = (run, chart) => run.told.named.find((n) => n.kind === chart.kind && n.name === chart.title);
   const scaled = (n) => (n.share ? n.dots.map(([s, v]) => [s, known(v) ? 100 * v : v]) : n.dots);
 
@@ -149,7 +149,7 @@
     }
   }
 
-  /* Forward and backward averages, as the report's: no lag. Gaps stay. */
+  /* The mean of forward and backward moving averages, as in the report: no lag. Gaps stay. */
   function smoothed(y) {
     const span = y.length / 50, keep = 1 - 2 / (Math.max(span, 1) + 1), out = y.map((v) => (known(v) ? 0 : null));
     if (span <= 1.5) return null;
@@ -174,7 +174,7 @@
     return out;
   }
 
-  /* What is drawn of a run: x, y, their smoothed line, dots, all behind `from`. */
+  /* What a chart draws for a run: x, y, the smoothed line and dots, all after `from`. */
   function seriesOf(chart, run, from) {
     if (chart.kind) {
       const n = named(run, chart), dots = n ? scaled(n).filter(([s]) => s >= from) : [];
@@ -256,7 +256,7 @@
     return at - x[low] < x[high] - at ? low : high;
   }
 
-  /* The step under the pointer, read in every chart. */
+  /* The step under the pointer; every chart shows its value there. */
   let pointed = null;
   function readOut() {
     for (const chart of CHARTS) {
@@ -278,7 +278,7 @@
     }
   }
 
-  /* All share one range of steps, so that a place on one is the same place on all; an evaluation may come behind the last step. */
+  /* All charts share one range of steps, so that the same position is the same step everywhere. An evaluation may come after the last step. */
   function drawCharts() {
     const last = Math.max(0, ...shown().map((r) => r.told.last.step)), lists = shown().flatMap((r) => [r.told.validations, ...r.told.named.map((n) => n.dots)]);
     const to = Math.max(last, ...lists.filter((dots) => dots.length).map((dots) => dots[dots.length - 1][0]));
@@ -322,7 +322,7 @@
     }));
   }
 
-  /* ---- all of it ---- */
+  /* ---- main loop ---- */
 
   function draw() {
     drawCards();

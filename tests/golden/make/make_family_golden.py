@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Golden values of the model families: tiny models of transformers, trained for a few steps in float64.
 
-    tests/golden/make/make_family_golden.py OUT [NAME ...]     writes OUT/NAME, all of them without names
+    tests/golden/make/make_family_golden.py OUT [NAME ...]     writes OUT/NAME; all of them if no name is given
 
-Needs torch and transformers; the files are in the repository (tests/golden), so that tests do not. A directory is what
-make_golden.py describes, and `golden DIR` reads; config.json is the one that transformers writes.
+Needs torch and transformers; the files are in the repository (tests/golden), so the tests need neither. make_golden.py describes
+the format of a directory, which `golden DIR` reads; config.json is the one that transformers writes.
 
-Two things make the numbers those of float64 arithmetic. transformers goes to float32 by name in norms, softmax and tables of
-angles: here that name means float64. And AdamW divides by the root of a gradient's mean square: where a gradient is zero but
-for rounding (the bias of keys, which a softmax does not feel), its step is rounding too. So eps is larger than anyone's, 1e-6.
+Two things make the numbers those of float64 arithmetic. transformers uses torch.float32 by name in norms, softmax and tables of
+angles: here that name means float64. And AdamW divides by the root of a gradient's mean square: where a gradient is zero except
+for rounding (the key bias, which does not affect a softmax), its step is rounding too. So eps is larger than usual, 1e-6.
 """
 import argparse
 import json
@@ -69,10 +69,10 @@ MODELS = {
                           "rope_parameters": {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0,
                                               "high_freq_factor": 1.0, "original_max_position_embeddings": 8}}),
 }
-# Their routes are kept beside the rest: rounding in bf16 may change a choice.
+# For these the routes are stored as well: rounding in bf16 may change an assignment.
 EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "llama4")
-MARGIN = 1e-3  # of logits: closer choices might be others in float32
-# A tiny model in bf16 may have a tensor whose gradient is mostly rounding: these have none.
+MARGIN = 1e-3  # of logits: closer choices could differ in float32
+# In bf16 a tiny model may have a tensor whose gradient is mostly rounding: with these seeds none has.
 SEEDS = {"olmo3": 3, "phi3": 5}
 
 
@@ -83,7 +83,7 @@ def classes_of(name):
 
 
 def make_model(name, options):
-    """All weights random, norms and biases too, so that none is missed, and rounded to float32 as the files are."""
+    """Makes a model with all weights random, norms and biases too, so that each one matters, rounded to float32 as in the files."""
     config_class, model_class = classes_of(name)
     sizes = {} if name == "GPT2" else SIZES
     eager = {"experts_implementation": "eager"} if name in ("Mixtral", "Qwen3Moe", "Olmoe", "GptOss", "DeepseekV2") else {}
@@ -98,14 +98,14 @@ def make_model(name, options):
     return model
 
 
-# transformers keeps experts of a layer in one tensor, and calls Mixtral's as those of others; files have one an expert.
+# transformers fuses the experts of a layer into one tensor, and uses the same names for Mixtral's; files have one tensor per expert.
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def published(tensors, model):
     kind, named = type(model).__name__, {}
     mixtral = kind == "MixtralForCausalLM"
-    if kind in ("GptOssForCausalLM", "Llama4ForCausalLM"):  # whose files have one, too
+    if kind in ("GptOssForCausalLM", "Llama4ForCausalLM"):  # their files have fused tensors too
         return tensors
     for name, value in tensors.items():
         if ".experts." not in name:
@@ -133,7 +133,7 @@ def logits_of(router, states):
 
 
 def closest_choice(model, tokens):
-    """How far the last expert that is chosen is from the first that is not, at the closest, in logits."""
+    """Returns the smallest distance, in logits, between the last chosen expert and the first that is not chosen."""
     k, closest = model.config.num_experts_per_tok, float("inf")
     scores = []
     hooks = [module.register_forward_hook(lambda m, i, o: scores.append(logits_of(m, i[0])))
@@ -155,7 +155,7 @@ def norm(gradients, p):
 
 
 def keep_routes(model, routes):
-    """Experts of each token, ascending, of each layer with experts, in the order of the passes."""
+    """Records the experts of each token, ascending, for each layer with experts, in the order of the passes."""
     for name, module in model.named_modules():
         if name.endswith(ROUTERS):
             layer = routes.setdefault(f"model.layers.{name.split('.')[2]}.mlp.gate.routes", [])
@@ -165,7 +165,7 @@ def keep_routes(model, routes):
 
 
 def train(model, tokens):
-    """Loss over all targets of a step; gradients of step 1 before they are clipped."""
+    """Trains with the loss over all targets of a step; also returns the gradients of step 1 before clipping."""
     o, steps, first = OPTIMIZER, [], None
     optimizer = torch.optim.AdamW(model.parameters(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
                                   weight_decay=o["weight_decay"], foreach=False)

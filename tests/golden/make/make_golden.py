@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Golden values for the tests: a small Llama trained for a few steps in float64, with numpy and nothing else.
+"""Golden values for the tests: a small Llama trained for a few steps in float64, with numpy alone.
 
 Writes directories that `golden DIR` reads:
 
-    config.json         the model, by Hugging Face's names
+    config.json         the model, in Hugging Face's format
     model.safetensors   weights before step 1 (fp32)
-    batch.safetensors   tokens [steps, rows, context + 1] (i64); targets [steps, rows, context] too where some of them
-                        are ignored (-1); without it the target of a token is the next one
+    batch.safetensors   tokens [steps, rows, context + 1] (i64); also targets [steps, rows, context] if some of them
+                        are ignored (-1); without targets, the target of a token is the next token
     expected.json       optimizer settings; loss, gradient norms and clip coefficient of each step
     grads.safetensors   gradients of step 1, before clipping (fp32)
     final.safetensors   weights after the last step (fp32)
 
-Everything is computed in float64 from the fp32 weights and only rounded when written. Before it writes, the script checks its
-gradients against central differences; with --check DIR it also recomputes a directory made by others and prints the largest
-relative deviation: none for these, 1e-8 or so where anything, such as the RoPE table, was held in fp32.
+Everything is computed in float64 from the fp32 weights and rounded only when written. Before it writes, the script checks its
+gradients against central differences. With --check DIR it recomputes an existing directory and prints the largest relative
+deviation: none for its own, about 1e-8 if anything, such as the RoPE table, was held in fp32.
 
     make_golden.py OUT                 writes OUT/tied-odd, OUT/biased-gqa, OUT/rope-scaled
     make_golden.py --check DIR [...]   recomputes and compares
@@ -47,7 +47,7 @@ def read_tensors(path):
 
 
 def write_tensors(path, tensors, metadata=None):
-    """As the reference writer: sorted by name (one dtype a file), no gaps, header padded to 8 bytes with spaces."""
+    """Writes like the reference writer: sorted by name (one dtype per file), no gaps, header padded to 8 bytes with spaces."""
     header, offset = {}, 0
     if metadata:
         header["__metadata__"] = metadata
@@ -68,7 +68,7 @@ def to_fp32(tensors):
     return {name: value.astype(np.float32) for name, value in tensors.items()}
 
 
-# Model: forward keeps what backward needs; each pair stands together
+# Model: a forward function returns what its backward function needs; the two are next to each other
 
 
 def rope_frequencies(config):
@@ -80,13 +80,13 @@ def rope_frequencies(config):
     wavelength = 2 * math.pi / frequency
     original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    # Long waves are stretched by the factor, short ones kept, those between are blended (Llama 3.1).
+    # Long wavelengths are stretched by the factor, short ones kept, those in between interpolated (Llama 3.1).
     blend = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
     return frequency * (blend + (1 - blend) / factor)
 
 
 def rotate(x, cos, sin):
-    """Half-split form: dimension i turns with i + D/2. x is [B, T, heads, D]; -sin turns back, which is the gradient."""
+    """RoPE, half-split form: rotates dimension i with i + D/2. x is [B, T, heads, D]. With -sin it is the inverse, and the gradient."""
     a, b = np.split(x, 2, axis=-1)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
@@ -116,7 +116,7 @@ def linear_backward(p, g, name, x, dy):
 
 
 def attention_forward(q, k, v):
-    """q [B, T, H, D], k and v [B, T, G, D]; causal; H / G query heads share one key/value head."""
+    """q [B, T, H, D], k and v [B, T, G, D]; causal; H / G query heads share one KV head."""
     batch, length, heads, dim = q.shape
     group = heads // k.shape[2]
     k, v = np.repeat(k, group, axis=2), np.repeat(v, group, axis=2)
@@ -183,7 +183,7 @@ def block_backward(p, g, layer, cache, dout, cos, sin):
 
 
 def loss_and_gradients(config, p, inputs, targets):
-    """Mean cross-entropy over the targets that are not ignored, and its gradient by every parameter."""
+    """Returns the mean cross-entropy over the targets that are not ignored, and its gradient by every parameter."""
     g = {name: np.zeros_like(value) for name, value in p.items()}
     head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     angle = np.arange(inputs.shape[1])[:, None] * rope_frequencies(config)
@@ -244,7 +244,7 @@ def train(config, optimizer, weights, batch):
     return steps, first, p
 
 
-# The project's own directories
+# The directories in the repository
 
 OPTIMIZER = {"name": "adamw", "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1,
              "decay": "all parameters", "clip": 1.0}
@@ -254,7 +254,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_fr
 
 # name: model sizes, rows, context, share of ignored targets, optimizer
 CASES = {
-    # Sizes that no vector width divides, one key/value head for three query heads, a tied head.
+    # Sizes that no vector width divides, one KV head for three query heads, a tied head.
     "tied-odd": (dict(vocab_size=97, hidden_size=33, intermediate_size=53, num_hidden_layers=2, num_attention_heads=3,
                       num_key_value_heads=1, head_dim=14, tie_word_embeddings=True), 5, 19, 0.0, OPTIMIZER),
     "biased-gqa": (dict(vocab_size=112, hidden_size=32, intermediate_size=44, num_hidden_layers=2, num_attention_heads=4,
@@ -293,7 +293,7 @@ def parameter_shapes(c):
 
 
 def draw_weights(config, rng):
-    """Larger than an initialiser would draw, so that no gradient vanishes and no norm weight is just 1."""
+    """Draws weights larger than an initialiser would, so that no gradient vanishes and no norm weight is exactly 1."""
     weights = {}
     for name, shape in sorted(parameter_shapes(config).items()):
         mean = 1.0 if "norm" in name else 0.0
@@ -306,12 +306,12 @@ def draw_batch(config, rng, steps, rows, context, ignored):
     if ignored == 0.0:
         return {"tokens": tokens}
     targets = np.where(rng.random((steps, rows, context)) < ignored, -1, tokens[:, :, 1:])
-    targets[:, 0, :] = -1  # a row with nothing to predict, as padding makes
+    targets[:, 0, :] = -1  # a row without targets, such as padding
     return {"targets": targets, "tokens": tokens}
 
 
 def check_gradients(config, weights, batch):
-    """Central differences along one random direction of every tensor."""
+    """Compares gradients with central differences along one random direction of every tensor."""
     rng = np.random.default_rng(1)
     p = {name: value.astype(np.float64) for name, value in weights.items()}
     inputs = batch["tokens"][0, :, :-1]
@@ -355,7 +355,7 @@ def frobenius(found, expected):
 
 
 def check_directory(path):
-    """Largest relative deviations of a directory from what this script computes for it."""
+    """Returns the largest relative deviations of a directory from what this script computes for it."""
     path = pathlib.Path(path)
     config = json.loads((path / "config.json").read_text())
     expected = json.loads((path / "expected.json").read_text())

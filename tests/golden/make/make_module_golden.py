@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Golden values of DeepSeek-V3's module of multi-token prediction, trained for a few steps in float64.
+"""Golden values of DeepSeek-V3's multi-token prediction (MTP) module, trained for a few steps in float64.
 
     tests/golden/make/make_module_golden.py OUT                writes OUT/deepseek_v3_module
 
-As make_family_golden.py, whose needs and files these are. transformers has no module: here it is put together, by the formulas of
-the DeepSeek-V3 report (section 2.2), from the block and the norms of transformers' class, and hung behind the model's last layer,
-which gives its tensors their published names. expected.json has its weight and, for each step, its loss (`further_loss`).
+Like make_family_golden.py, with the same requirements and files. transformers has no MTP module. This script builds one from the block
+and the norms of transformers' class, by the formulas of the DeepSeek-V3 report (section 2.2), and appends it after the model's last
+layer, which gives its tensors their published names. expected.json has its weight and, for each step, its loss (`further_loss`).
 """
 import json
 import pathlib
@@ -33,7 +33,7 @@ def make_model():
     module.eh_proj = torch.nn.Linear(2 * width, width, bias=False)
     module.shared_head = torch.nn.Module()
     module.shared_head.norm = deepseek.DeepseekV3RMSNorm(width, config.rms_norm_eps)
-    model.model.layers.append(module)  # its forward pass takes the first num_hidden_layers
+    model.model.layers.append(module)  # the model's forward pass uses only the first num_hidden_layers
     with torch.no_grad():
         for parameter in model.parameters():
             random = torch.randn(parameter.shape)
@@ -43,7 +43,7 @@ def make_model():
 
 
 def losses(model, batch):
-    """The model's, and its module's, each over the targets of the model."""
+    """Returns the loss of the model and that of its module, each over the model's targets."""
     inputs, targets = batch[:, :-1], batch[:, 1:]
     inner, states = model.model, []
     hook = inner.norm.register_forward_pre_hook(lambda m, i: states.append(i[0]))
@@ -69,7 +69,7 @@ def gradients_of(model):
 
 
 def weights_of(model):
-    """Biases of the choice are no parameters there: they stay as they are."""
+    """Router biases are not parameters in transformers: they do not change."""
     fixed = {name: value.numpy().copy() for name, value in model.named_buffers() if name.endswith("e_score_correction_bias")}
     return {**family.weights(model), **fixed}
 
@@ -96,7 +96,7 @@ def train(model, tokens):
 
 
 def closest_choice(model, tokens):
-    """As family.closest_choice, of the module too."""
+    """Like family.closest_choice, including the module."""
     scores, k = [], model.config.num_experts_per_tok
     hooks = [m.register_forward_hook(lambda m, i, o: scores.append(family.logits_of(m, i[0])))
              for name, m in model.named_modules() if name.endswith(family.ROUTERS)]

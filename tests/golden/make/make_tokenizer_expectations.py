@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/support/tokenizer_expectations.h: a small tokenizer for each pattern, nasty texts, and the ids that the Hugging Face
+"""Writes tests/support/tokenizer_expectations.h: a small tokenizer for each pattern, difficult texts, and the ids that the Hugging Face
 `tokenizers` package gives them; and tests/tokenizer/tokenizer_families.json: the same for the forms of tokenizer_families.py.
 
     python3 -m venv .venv && .venv/bin/pip install tokenizers
@@ -36,7 +36,7 @@ def train(pattern):
 
 
 def c_string(data):
-    """Octal escapes always have three digits, so whatever follows cannot join them."""
+    """Octal escapes always have three digits, so that the next character cannot join them."""
     plain = set(range(0x20, 0x7F)) - {ord('"'), ord("\\"), ord("?")}
     return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in data) + '"'
 
@@ -66,8 +66,8 @@ def print_pattern(name, pattern):
 
 
 def family_expectations(form, bases):
-    """The form's document without its model's vocabulary, and of each text the ids; what they decode to where it is another text, false
-    where that holds a NUL, which weft's JSON refuses."""
+    """Returns the form's document without its vocabulary, and the ids of each text. If they decode to another text, also that text, or false
+    if it holds a NUL, which weft's JSON refuses."""
     document = forms.document(form, bases[form["base"]])
     reference = Tokenizer.from_str(json.dumps(document))
     reference.encode_special_tokens = True
