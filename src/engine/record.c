@@ -81,7 +81,7 @@ void record_combine(void *into, const void *from) {
     a->all &= b->all;
 }
 
-/* g| and g^2 are exact; other powers would underflow or overflow, the sooner the larger p. */
+/* |g| and g^2 are exact; other powers would underflow or overflow, the sooner the larger p. */
 bool record_needs_max(double p) { return p != 1 && p != 2 && !isinf(p); }
 
 double record_unit(double max, double p) { return record_needs_max(p) && max > 0 ? max : 1; }

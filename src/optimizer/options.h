@@ -57,7 +57,7 @@ typedef struct ScheduleOptions {
     int64_t warmup_steps, total_steps; /* total 0: train.steps */
     double warmup_from;                /* fraction of the peak */
     double decay_ratio;                /* fraction of the steps that decay; negative: all after the warmup */
-    double min_factor;
+    double min_factor; /* fraction of the peak at the end of the decay; min_lr / lr in Megatron */
     double exponent, cycle_length, theta; /* Lingua's */
 } ScheduleOptions;
 

@@ -7,9 +7,9 @@
  *     keep 2                      |-----------|
  *     gathered 1  |---------|          |------|            (two lives, two buffers)
  *
- * If an action touched memory that it does not name, another buffer could be there, so the engine and this
- * file must agree on every action. Tests compare the two by plans with fences and by runs that must use
- * exactly what was planned.
+ * If an action uses a buffer that action_buffers does not list, it corrupts another buffer.
+ * tests/program/test_program.c: check_plan checks that listed buffers are alive and never overlap,
+ * tests/ranks/test_pipeline_memory.sh that ranks take what was planned.
  *
  * First fit in order of first use need not give the smallest packing, which is hard to find. It is fast, and
  * the same on every machine. */

@@ -3,7 +3,9 @@
  * Activations, gathered parameters and the gradients of single microbatches are buffers with lifetimes: a
  * buffer lives from the first action that touches it to the last. Since the program never changes, each
  * buffer gets a fixed offset in its arena, by first fit in order of first use among the buffers that are
- * alive at the same time. A run takes exactly what the plan prints: its pools have these sizes. */
+ * alive at the same time. A run takes exactly what the plan prints: its pools have these sizes.
+ *
+ * Elsewhere called: memory estimate, activation memory (memory_plan). */
 #ifndef WEFT_PLAN_MEMORY_H
 #define WEFT_PLAN_MEMORY_H
 

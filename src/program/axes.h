@@ -15,8 +15,7 @@
  *
  * A parameter that is cut and summed is reduce-scattered; one that is replicated and summed is all-reduced;
  * one that is only cut has its complete gradient where it was computed. On pp a parameter goes with its
- * unit. The column ep stands for its part of dp_shard and cp, and the column of these two for what is left
- * of them.
+ * unit. ep is laid over dp_shard x cp: its column covers that part, and "dp_shard, cp" covers the rest.
  *
  * Experts are cut over ep as whole experts. Their gradients are complete there, since the rows of all ranks
  * of ep are dispatched to them; over tp each expert is cut as an MLP is. Every rank of tp has a router and
@@ -25,10 +24,10 @@
  * adapters, and for those sides of heads' adapters that read latents (model/params.h: param_sees_all).
  *
  * Replicated parameters are norms, and biases that are added after a reduction over tp. With sequence
- * parallelism each rank of tp has only its tokens there (Korthikanti et al. 2022), so their gradients must
- * be summed; other trainers have forgotten this more often than anything else. So are all other replicated
- * sides of adapters, and the matrix of an MTP module (model/params.h: param_is_joint). Learned positions are
- * cut as the embedding that they go with.
+ * parallelism each rank of tp has only its tokens there (Korthikanti et al. 2022). Their gradients must be
+ * summed over tp; forgetting it is a common bug in other trainers. The same holds for the other replicated
+ * adapter sides and for an MTP module's matrix (model/params.h: param_is_joint). Learned positions are cut
+ * as the embedding that they go with.
  *
  * Tensor parallelism (Shoeybi et al. 2019) splits a dimension of a matrix in whole grains: heads for
  * queries, keys and values, else single elements. Where a family stores several matrices as one, each of
@@ -81,15 +80,14 @@ ShardRange axes_shard_range(const ModelConfig *c, Dim dim, TpGroup s);
 /* Whether every dimension that may be split unequally gives all ranks equally much. */
 bool axes_splits_evenly(const ModelConfig *c, int ranks, int splits);
 
-/* The part of a parameter that tp leaves to a rank: rows and columns of the matrix as the model file has it,
- * whose rows have `stride` elements. A vector is a matrix of one column. Of fused matrices it has one range
- * each: of rows, or of columns where they lie side by side. The rank stores these rows and columns
- * densely. */
+/* A rank's TP shard of a parameter: rows and columns of the matrix as the model file has it, whose rows have
+ * `stride` elements. A vector is a matrix of one column. Fused matrices have one range each: of rows, or of
+ * columns where they lie side by side. The rank stores these rows and columns densely. */
 typedef struct LocalShard {
     ShardRange rows[PARAM_MATRICES], columns[PARAM_MATRICES]; /* count 0 after the last */
     int64_t stride;
-    /* Of fused expert weights whose rows are cut: the range of experts, of each of which it has these rows,
-     * and the rows of a full expert. Else one matrix. */
+    /* Of fused expert weights whose rows are cut: the range of experts, each of which has these rows here,
+     * and the rows of an unsharded expert. Else one matrix. */
     ShardRange fused;
     int64_t every;
 } LocalShard;

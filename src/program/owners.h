@@ -9,10 +9,12 @@
  * matrices of that rank are then assigned to owners over tp by the FLOPs of their steps. So over dp_shard x
  * tp each step is computed once.
  *
- * The exchange uses two buffers, each with a segment for every rank of tp. BUFFER_LOCAL has this rank's
- * shards by owner; BUFFER_OWNED has the shards of the matrices owned here, by the rank that holds them. A
- * segment begins with the shards that its rank counts; replicas follow: they are not sent to the owner, but
- * do come back. */
+ * The exchange uses two buffers, each with a segment for every rank of tp:
+ *
+ *     BUFFER_LOCAL   this rank's shards, grouped by owner rank
+ *     BUFFER_OWNED   all shards of the matrices owned here, grouped by source rank
+ *
+ * Replicas come last in a segment: owners send them back but do not receive them. */
 #ifndef WEFT_PROGRAM_OWNERS_H
 #define WEFT_PROGRAM_OWNERS_H
 

@@ -1,7 +1,6 @@
-/* What a rank holds of a model: the units of its pipeline stages; of each parameter the rows and columns
- * that tp leaves it (program/axes.h: its local shard); of each flat that these make up, its shard over
- * dp_shard (and cp). Experts that ep leaves to a rank are a flat of their own, sharded over what is left of
- * dp_shard without ep.
+/* What a rank holds of a model: the units of its pipeline stages; its TP shard of each parameter
+ * (program/axes.h: LocalShard); its FSDP shard, over dp_shard and cp, of each flat of these shards. The
+ * rank's experts are a flat of their own, sharded over the part of dp_shard and cp that ep does not cover.
  *
  * Shards are even, unless an optimizer needs whole matrices (optimizer.groups: whole). Then cuts lie between
  * these, each matrix lives on one shard, and the least loaded rank takes the largest shard of a flat
@@ -56,13 +55,13 @@ typedef struct Partition {
     int tensors, tensor;                  /* MESH_TENSOR: the same */
     int copies, copy;                     /* MESH_KEY_COPIES: the same */
     int experts, expert;                  /* MESH_EXPERTS: the same */
-    int splits;                           /* split-K: over these ranks together */
+    int splits;                           /* splits of split-K, over all ranks of tp */
     CpGroup cp;                           /* MESH_CONTEXT: the same, and the exact chunks of tokens */
     FlatShard (*flat_shard)[FLATS];       /* [units + 1]; the last is the tied head's gradient */
     size_t owned;                         /* elements of the owned arrays, without the tied head's gradient */
     size_t vectors;    /* for inference: leading elements of these that are vectors; else 0 */
     int64_t *load;     /* [shards] elements that each shard owns of the units held here */
-    int64_t *assigned; /* [shards] the part that all ranks of tp have alike, by which shards are assigned */
+    int64_t *assigned; /* [shards] the part that is equal on all ranks of tp; assigning shards uses only it */
     int *owners;       /* [parameters] program/owners.h; NULL where tp cuts no matrix that must stay whole */
 } Partition;
 
@@ -93,7 +92,8 @@ ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, 
  * are cut. */
 int partition_rows(const Partition *p);
 int partition_param_rows(const Partition *p, const Param *param);
-/* Whether gradients of experts are summed over another group than the others, of more than one rank. */
+/* Whether expert gradients are reduced over a different group than other gradients, and that group has more
+ * than one rank. */
 bool partition_splits_shards(const Partition *p);
 /* Exact chunks of a microbatch's tokens on this rank. The gradient of each is computed and rounded by
  * itself. */
@@ -110,7 +110,7 @@ bool partition_holds(const Partition *p, int unit);
 bool partition_makes_gradient(const Partition *p, int unit);
 /* Whether this rank counts its batches: of all ranks that see the same batches, the first. */
 bool partition_counts_batches(const Partition *p);
-/* The world rank with this rank's coordinates on every axis but pp, there that of the unit. */
+/* The world rank with this rank's coordinates, except that its pp coordinate is the unit's stage. */
 int partition_peer(const Partition *p, int unit);
 
 /* The elements of a parameter that this rank owns: a run, possibly empty, of its local shard in row-major

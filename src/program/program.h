@@ -122,13 +122,13 @@ void collective_name(Action a, Text *out);
 Grads pass_grads(ActionKind pass);
 Grads action_grads(Action a);
 
-/* The synchronisation that applies, never auto. Where an axis has one rank, or a step one microbatch,
- * several settings are the same. */
+/* Resolves `auto`, and maps settings that are equivalent on this mesh, or with one microbatch, to one
+ * value. */
 GradientSync program_sync(GradientSync asked, int shards, int replicas, int microbatches);
 
-/* Whether ranks exchange anything before an op of a unit that is not its first, or at the unit's end. Passes
- * are cut into several actions there. program_has_collective takes the layers' rows over axes of several
- * ranks; it is false for all ops where matrices and tokens are unsharded. */
+/* Whether a collective runs just before `op` (not the first op of the unit), or at the unit's end if `op` is
+ * the number of ops. Passes are cut into several actions there. program_has_collective reads the layers'
+ * rows; it is false for all ops without tp, cp and ep. */
 typedef bool HasCollective(const Partition *p, int unit, int op);
 HasCollective program_has_collective;
 
@@ -151,7 +151,8 @@ typedef struct Program {
     int units, microbatches, instances; /* instances: most gathers of a unit */
     bool defer_head;                    /* the head's wgrad waits for WGRAD */
     bool ordered;                       /* invariant 3 holds */
-    bool first_alone; /* the first microbatch's gradients come before others', or separately */
+    /* The first microbatch's gradients can be measured alone: they come first, or have their own buffer. */
+    bool first_alone;
     bool exact;
     bool evaluates;    /* forward only, with memory for the records of engine_score */
     GradientSync sync; /* as it applies: program_sync */
@@ -173,8 +174,8 @@ ErrorCode program_check(const Program *p, Error *err);
 /* Whether gradients of a microbatch have their own memory. Otherwise they are added to those of the step at
  * once. */
 bool program_has_slots(const Program *p);
-/* Ranks of the inner step of a flat's sum whose outer step is over the replicas (comm_sum_outer). 1 where
- * the replicas' sum is separate: the microbatches were summed before it. */
+/* Size of the inner group if this flat is summed in two steps: over shards, then over replicas
+ * (comm_sum_outer). 1 if replicas are reduced separately, after microbatches were summed. */
 int program_inner_ranks(const Program *p, const FlatShard *s);
 
 /* Whether collectives cut passes over a unit anywhere. */
@@ -191,8 +192,8 @@ typedef struct Anatomy {
     uint32_t dispatched, sliced;   /* run on their experts' ranks; run chunk by chunk */
     uint32_t recomputed, products; /* by the policy; ops with a matrix product */
     uint32_t ops;                  /* used by any row, whatever the mesh */
-    uint32_t reads_x, begins;      /* read FULL_X; the first op of their layer that does */
-    uint32_t parallel;             /* ops of layers that read FULL_X and FULL_DY */
+    uint32_t reads_x, begins;      /* ops that read FULL_X; the first such op of each layer */
+    uint32_t parallel;             /* ops of layers that gather both FULL_X and FULL_DY */
 } Anatomy;
 void program_anatomy(const Program *p, int unit, Anatomy *out);
 /* The row that dispatches an op in this program; -1: none. */
@@ -247,11 +248,11 @@ ProgramTraffic program_traffic(const Program *p, const Model *m);
 uint64_t program_flat_bytes(const Program *p, const Model *m, Action a, Flat flat);
 /* The same of a COLLECTIVE or DISPATCH. */
 uint64_t program_collective_bytes(const Program *p, const Model *m, Action a);
-/* The next row after `row` that is exchanged along with that of a COLLECTIVE or WAIT; -1: none. */
+/* The next row after `row` that starts with the row of this COLLECTIVE or WAIT; -1: none. */
 int program_along(const Program *p, Action a, int row);
-/* The largest workspace of the sums among them. */
+/* The largest workspace that any row needs in the units of this rank, with that of its adapters. */
 size_t program_collective_workspace(const Program *p, const Model *m);
-/* The part of it for a sum of the stream; workspace for its adapters' sum follows. */
+/* That row's workspace (0 if it reduces nothing); its adapters' workspace follows. */
 size_t collective_workspace(const Program *p, const Model *m, const Collective *row);
 /* Iterates over runs of a unit's vectors whose gradients are sums over tp, in the order of its flat. Starts
  * at parameter *next and advances *next past the run. False when none is left. `first` and `count` are

@@ -21,7 +21,7 @@ typedef struct BestCheckpoint {
 
 typedef struct RunState {
     int64_t step;    /* steps done */
-    int64_t samples; /* taken: the next step begins here, whatever the size of earlier ones */
+    int64_t samples; /* taken (Megatron: consumed_samples); the next step begins here, whatever came before */
     int64_t tokens, skipped;
     SpikeWindow losses, norms;
     BestCheckpoint best;

@@ -1,7 +1,8 @@
 /* Common to all attention layers, whatever they make queries, keys and values from: the tensors around
  * attention, which come first among the tensors of each layer, and the op itself (attention.c).
  *
- * DQKV, the gradient of the operands of the scores, becomes that of the product's result in place.
+ * DQKV first holds the gradient after norm and RoPE. Their backward pass replaces it, in place, by the
+ * gradient of the qkv product's output.
  *
  * CP all-to-all (Ulysses): QKV, LSE and BY_HEADS hold all tokens and some heads; the other tensors hold some
  * tokens and all heads, in as many bytes. HANDED and TURNED are the buffers of the all-to-all:
@@ -21,9 +22,9 @@
  * KV_PARTIALS and KEYS also exist, for the backward pass only, wherever queries come in several runs.
  *
  * With more splits than KV heads, the queries of several splits share a KV head, and gradients of keys and
- * values are sums over these splits. Each local split gets its own copy of the head in SPREAD, so that
- * KV_PARTIALS is of one split. The results are collected split by split in APART, and added up in
- * KV_PARTIALS. Ranks with replicas of a KV head then all-reduce their sums:
+ * values are sums over these splits. SPREAD gives each local split its own copy of the KV head. KV_PARTIALS
+ * then has one block per split; APART regroups it for the sum, which goes to KV_PARTIALS. Ranks with replicas
+ * of a KV head then all-reduce their sums:
  *
  *     backward   QKV -> SPREAD  attention  KV_PARTIALS -> APART -> KV_PARTIALS  =all-reduce=>  -> KEYS
  *                -> DQKV

@@ -19,7 +19,7 @@
  * With TP, each rank has some rows of Wqb, or Wq, and of Wkvb, and some columns of Wo. Wqa, Wkva and the
  * norms of latents are replicated, and each rank makes the latents of all tokens from the all-gathered x:
  * they are small, and the forward pass exchanges nothing else. In the backward pass each rank has partial
- * sums of their gradients from its own heads. These are all-reduced (LATENTS), together with the partial sums
+ * sums of their gradients from its own heads. These are all-reduced (DLATENT), together with the partial sums
  * of x A^T and s dy B of adapters of Wqb and Wkvb. From there on, every rank computes what a single rank
  * would: gradients of Wqa, Wkva, the norms and these adapters' A are complete and equal on all ranks. Only
  * the gradient of x is made for local tokens; where Wq has partial sums of it, it is added after their

@@ -53,7 +53,7 @@ typedef enum Extent {
     EXTENT_WORKED, /* rows that local experts work on at a time: a dispatch chunk, else all assignments */
     /* tokens, for each partial sum alive while splits are added up: model_split_depth */
     EXTENT_SPLIT_PARTIALS,
-    EXTENT_SPLIT_ASSIGNMENTS, /* assignments, with dispatch for each local split */
+    EXTENT_SPLIT_ASSIGNMENTS, /* assignments; with EP, assignments x local splits */
     EXTENT_SPLIT_WORKED,      /* rows of a dispatch chunk, for each local split */
     EXTENT_KEYS,              /* keys that attention reads */
     EXTENT_KEY_SPLITS,        /* EXTENT_KEYS for each local split that shares a KV head: model_key_splits */
@@ -152,8 +152,8 @@ typedef enum CollKind {
 /* The passes over an op. */
 enum { IN_FORWARD = 1, IN_RECOMPUTE = 2, IN_DGRAD = 4, IN_WGRAD = 8 };
 
-/* Tensors of the unit, numbered after those of the layer. All layers of the unit share those of all tokens,
- * each of which holds one thing at a time. */
+/* Tensors of the unit, numbered after those of the layer. FULL_X, FULL_DY and PARTIALS are one buffer each,
+ * shared by all layers of the unit. */
 enum {
     UNIT_X = LAYER_TENSORS, /* [own, h] c: the layer's input */
     UNIT_DX,                /* [own, h] c: its gradient */
@@ -168,11 +168,14 @@ enum {
 
 /* A collective in the passes of a layer. It runs before the first of `ops`, which read `to`, or after the
  * last of `ops`, which make `from`; first and last are in the order of the pass, which is descending in a
- * backward pass. It is skipped where the degree over its axes is 1. */
+ * backward pass. It is skipped where the degree over its axes is 1.
+ *
+ * IN_RECOMPUTE applies only if the ops are recomputed. A row with both IN_RECOMPUTE and IN_DGRAD runs in
+ * RECOMPUTE if they are, else in DGRAD. */
 struct LayerPass;
 typedef struct Collective Collective;
 struct Collective {
-    uint8_t passes; /* IN_FORWARD | ... IN_RECOMPUTE: if its ops are recomputed; then not also IN_DGRAD */
+    uint8_t passes; /* IN_FORWARD | ... */
     bool behind;    /* runs after its ops, which make `from`; else before them, which read `to` */
     uint32_t ops;   /* mask of ops of the layer: OPS(i) */
     CollKind kind;
@@ -184,7 +187,7 @@ struct Collective {
     Element element;
     Need when;
     bool trains;      /* in training only */
-    bool overlaps;    /* no op of the same pass reads `to` */
+    bool overlaps;    /* may overlap with the next op, since no op of this pass reads `to` */
     bool brief;       /* too small to delay other work in order to hide it */
     bool along;       /* starts and ends with the row before it */
     bool chunked;     /* once for each chunk of logits, between the two slices of its op */
@@ -241,17 +244,15 @@ typedef struct LayerPass {
     const Shared *shared;
     const AdapterRoom *adapters;
     void *inner;       /* [own, r] c: x A^T of the adapter whose B is replicated, for the gradient of B */
-    const void *own_x; /* [own, h] c: the same as x */
+    const void *own_x; /* [own, h] c: the layer's input for this rank's tokens only */
     const void *x;     /* [T, h] c: the normed state that the layer is applied to; NULL in the embedding */
     /* [T, h] c: forward: the layer's result; fp32 partial sums where it is summed over ranks */
     void *y;
     const void *dy;     /* [T, h] c: backward: gradient with respect to y */
-    const void *own_dy; /* [own, h] c: the same */
+    const void *own_dy; /* [own, h] c: the same for this rank's tokens only */
     void *dx;           /* [T, h] c: backward: out, gradient with respect to x; fp32 partial sums as for y */
-    /* For layers that stand alone: the unit's input [own, h] c, of which dx is the gradient; and, if x is the
-     * end of a stream that began in the unit, where the gradient of x goes. */
-    const void *input;
-    void *dstream;
+    const void *input;  /* [own, h] c: of layers that stand alone: the unit's input, whose gradient is dx */
+    void *dstream;      /* of an MTP module: where the gradient of its stream's end goes; else NULL */
 } LayerPass;
 
 /* FLOPs of a token: forward, dgrad, wgrad. */
@@ -273,7 +274,7 @@ typedef struct LayerOp {
     void (*backward)(const LayerPass *w, Grads grads);
     const Product *product; /* its product with a matrix; NULL: none */
     bool fused;             /* the forward pass makes the product's gradients too */
-    bool partial;           /* makes a partial sum of the layer's result, and is recomputed only with it */
+    bool partial;           /* makes partial sums of the layer's result; recomputed only if the result is */
     bool trains;            /* runs in training only */
     /* FLOPs in addition to the product's, per token, averaged over a sequence of `context` tokens; NULL: none
      * worth counting. */
@@ -296,7 +297,7 @@ typedef struct LayerOp {
 typedef enum DispatchIf {
     DISPATCH_ALWAYS,
     DISPATCH_WHOLE, /* splits == 1: sums over an expert's width are not split */
-    DISPATCH_SPLITS /* splits > 1: one tensor for each local split, one after the other */
+    DISPATCH_SPLITS /* splits > 1: the tensor has one block per local split */
 } DispatchIf;
 typedef struct DispatchTensor {
     int local, remote; /* indices of tensors of the layer: [assignments, width], and [worked, width] */
