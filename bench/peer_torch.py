@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch beside weft: a Llama written plainly, trained for a few steps on random tokens.
+"""The PyTorch side of the comparison with weft: a plainly written Llama, trained for a few steps on random tokens.
 
 Each step is 16,384 tokens (--step-tokens) in microbatches, then clipping and AdamW, as in weft's benchmark. One measurement is one
 process, so that the peak memory is its own; --best tries number formats, torch.compile and microbatches in turn and measures the
@@ -21,7 +21,7 @@ import warnings
 
 STEP_TOKENS = 16384
 
-# hidden, layers, heads, key/value heads, intermediate, vocabulary, head tied to the embedding: as bench/workload.c has them.
+# hidden, layers, heads, KV heads, intermediate, vocabulary, tied embeddings: the same as in bench/workload.c.
 SIZES = {
     "tiny": (64, 2, 4, 2, 96, 256, False),
     "15M": (384, 6, 6, 6, 1280, 4096, False),
