@@ -98,7 +98,7 @@ END
 echo "== the same bits as on one host"
 "$weft" train run.yaml run.dir=alone >/dev/null 2>err || { cat err; exit 1; }
 compare() { # DIR
-    [ "$(digest "$1")" = "$(digest alone)" ] && [ "$(curve "$1")" = "$(curve alone)" ] || fail "$1: other bits than on one host"
+    [ "$(digest "$1")" = "$(digest alone)" ] && [ "$(curve "$1")" = "$(curve alone)" ] || fail "$1: different bits than on one host"
 }
 across a:1,b:1 run.yaml run.dir=shards >out 2>err || fail "two hosts, FSDP: $(cat err)"
 compare shards
@@ -135,9 +135,9 @@ status=$?
 echo "mpirun ended with $status, when the link was there again"
 await reaches a b
 last=$(curve cut | tail -1 | cut -d' ' -f1)
-across a:1,b:1 run.yaml run.dir=cut train.steps="$last" >out 2>err || fail "going on after the cut: $(tail -3 err)"
+across a:1,b:1 run.yaml run.dir=cut train.steps="$last" >out 2>err || fail "resuming after the cut: $(tail -3 err)"
 "$weft" train run.yaml run.dir=uncut train.steps="$last" >/dev/null 2>err || fail "uncut: $(tail -1 err)"
-[ "$(digest cut)" = "$(digest uncut)" ] || fail "after the cut: other bits"
+[ "$(digest cut)" = "$(digest uncut)" ] || fail "after the cut: different bits"
 
 echo "== a slow link"
 delay=
@@ -168,7 +168,7 @@ for rate in 1G 100M; do
     limit_links change "${rate}bit" || fail "tc cannot change the rate: $(cat err)"
     # shellcheck disable=SC2086
     across a:1,b:1 run.yaml run.dir="slow$rate" $pipeline >out 2>err || fail "pipeline over $rate bit/s: $(tail -3 err)"
-    [ "$(digest "slow$rate")" = "$(digest fast)" ] || fail "other bits over $rate bit/s"
+    [ "$(digest "slow$rate")" = "$(digest fast)" ] || fail "different bits over $rate bit/s"
     # The latency of a message is half a round trip.
     plan --tflops "$tflops" --link "${rate}bit/s${delay:+,2.5ms}"
     planned=$(makespan) measured=$(fastest "slow$rate")

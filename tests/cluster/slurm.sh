@@ -152,7 +152,7 @@ await passes limited $((passes_on + 20))
 "$weft" stop limited --wait 60 >/dev/null 2>err || fail "weft stop: $(cat err)"
 await is_over "$job"
 [ "$(field "$job" ExitCode)" = 75:0 ] || { fail "stopped by weft stop, the job ends with $(field "$job" ExitCode)"; tell limited limited; }
-[ "$(field "$job" Restarts)" -eq 1 ] || fail "a run that somebody stopped was queued again"
+[ "$(field "$job" Restarts)" -eq 1 ] || fail "a run that was stopped on request was queued again"
 same_as_alone limited
 
 echo "== a node dies"

@@ -87,8 +87,8 @@ done
 by_matrices attention_wgmma.compute_90a.ptx 6 wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 wgmma.fence.sync wgmma.commit_group.sync \
     wgmma.wait_group.sync fence.proxy.async.shared::cta cp.async.cg.shared.global cp.async.wait_all
 # wgmma products run asynchronously unless ptxas must serialize them for lack of registers, which it reports.
-grep -q 'Compiling entry function' said || fail "what ptxas says is not read: $(head -3 said)"
-! grep 'wgmma.*serialized' said || fail "products that were to run beside the program do not"
+grep -q 'Compiling entry function' said || fail "ptxas's output is not understood: $(head -3 said)"
+! grep 'wgmma.*serialized' said || fail "asynchronous products were serialized"
 sed 's/mma\.sync/fma/' attention_mma.compute_90.ptx >scalar.txt
 [ "$(without mma.sync scalar.txt | wc -l)" -eq 24 ] || fail "kernels without matrix instructions are not seen"
 # The same in the chip's machine code, where cuobjdump is installed.

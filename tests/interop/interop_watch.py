@@ -91,7 +91,7 @@ class Browser:
         end = time.monotonic() + PATIENCE
         while not self.value(expression):
             if time.monotonic() > end:
-                sys.exit(f"waited in vain for {expression}; the page: {self.value('document.body.innerText')[:2000]}")
+                sys.exit(f"timed out waiting for {expression}; the page: {self.value('document.body.innerText')[:2000]}")
             time.sleep(0.2)
 
     def look(self, width, height, dark, shot):

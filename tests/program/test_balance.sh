@@ -34,7 +34,7 @@ exits 0 train run.yaml run.dir=stopped train.steps=2 schedule.total_steps=4
 mesh 2 stopped mesh.dp_shard=2
 for run in two piped stopped; do
     [ "$(curve $run)" = "$(curve one)" ] && [ "$(digest $run)" = "$(digest one)" ] && [ "$(states $run 4)" = "$(states one 4)" ] ||
-        fail "experts are balanced otherwise in $run"
+        fail "experts are balanced differently in $run"
 done
 rounded='checkpoint.dtype=bf16 optimizer.ema=0.9'
 exits 0 train run.yaml run.dir=rounded $rounded || cat err
@@ -58,7 +58,7 @@ hasnt out balance_bias
 exits 0 train run.yaml run.dir=plain train.router_bias_speed=0
 exits 0 train run.yaml run.dir=plain_stop train.router_bias_speed=0 train.steps=2 schedule.total_steps=4
 exits 0 train run.yaml run.dir=plain_stop || cat err
-[ "$(curve plain_stop)" = "$(curve plain)" ] && [ "$(states plain_stop 4)" = "$(states plain 4)" ] || fail "a run without a bias goes on with one"
+[ "$(curve plain_stop)" = "$(curve plain)" ] && [ "$(states plain_stop 4)" = "$(states plain 4)" ] || fail "a run without a bias resumes with one"
 [ "$(curve plain)" = "$(curve one)" ] && fail "the bias changes nothing"
 
 # A resumed run starts the bias, from 0, or freezes it, and keeps that when the key is no longer set; the same on other meshes.

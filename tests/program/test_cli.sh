@@ -7,7 +7,7 @@ exits 0 --help
 has out "Verbs:"
 summary=$(sed -n '1s/^weft - //p' out)
 [ -n "$summary" ] || fail "--help begins with: $(head -1 out)"
-! grep -qi llama out || fail "--help tells of one family: $(grep -i llama out)"
+! grep -qi llama out || fail "--help names one family: $(grep -i llama out)"
 [ ! -s err ] || fail "--help wrote to stderr"
 exits 0 help
 exits 0 --version

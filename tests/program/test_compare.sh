@@ -35,7 +35,7 @@ exits 1 compare base changed
 has out "a, b: the first figure that differs is lr of step 7: 0.001, 0.002"
 has out "before it: 6 logged steps and 2 validations of both, the same"
 grep -qE '^optimizer.lr +0.001 +0.002  another curve$' out || fail "the key is not named: $(cat out)"
-grep -qE '^changes on the way +none +from step 7 on: optimizer' out || fail "the change is not told: $(cat out)"
+grep -qE '^changes on the way +none +from step 7 on: optimizer' out || fail "the change is not reported: $(cat out)"
 [ ! -s err ] || fail "a difference is a failure: $(cat err)"
 
 # Other text behind the same key, other seeds.

@@ -62,9 +62,9 @@ grep -Eq '^  staging  ' opened || fail "staging is not planned: $(cat opened)"
 # Without a GPU, and for stated hardware, the plan is the same.
 WEFT_CUDA=$directory/no-such-plugin.so expect 0 plan run.yaml run.device=cuda
 has out "device  a GPU, as stated: not this machine"
-planned out | cmp -s - opened || fail "a plan without a GPU is another one: $(planned out | diff - opened)"
+planned out | cmp -s - opened || fail "a plan without a GPU is different: $(planned out | diff - opened)"
 WEFT_CUDA=$directory/no-such-plugin.so expect 0 plan run.yaml --hardware h200
-planned out | cmp -s - opened || fail "a plan for h200 is another one: $(planned out | diff - opened)"
+planned out | cmp -s - opened || fail "a plan for h200 is different: $(planned out | diff - opened)"
 WEFT_CUDA=$directory/no-such-plugin.so expect 78 plan run.yaml run.device=cuda model.head_dim=258
 has err "at most 256"
 
@@ -95,7 +95,7 @@ WEFT_SIM_MEMORY=$directory/taken train base run.device=cuda metrics.profile=true
 # the planned pinned memory.
 planned base.out >said
 [ -s said ] || planned base.err >said
-sed 's/^.*| //' said | cmp -s - opened || fail "a run plans another memory than weft plan: $(diff said opened)"
+sed 's/^.*| //' said | cmp -s - opened || fail "a run plans different memory than weft plan: $(diff said opened)"
 fact() { sed -n "s/.*\"event\": \"started\".*\"$1\": \([0-9]*\).*/\1/p" base/journal.jsonl | head -1; }
 held=$(awk '$1 == "device" { sum += $2; if (sum > most) most = sum } END { printf "%d\n", most }' taken)
 pinned=$(awk '$1 == "host" { sum += $2 } END { printf "%d\n", sum }' taken)

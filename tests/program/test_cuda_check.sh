@@ -11,7 +11,7 @@ done
 
 check=$WEFT_SOURCE_DIR/tools/gpu_check.sh
 BUILD=$WEFT_BINARY_DIR "$check" pack pack >said || fail "pack: $(cat said)"
-grep -q 'MiB, for GLIBC 2' said || fail "no size is told: $(cat said)"
+grep -q 'MiB, for GLIBC 2' said || fail "no size is reported: $(cat said)"
 [ "$(tar -c pack | gzip -1 | wc -c)" -lt $((64 << 20)) ] || fail "more than 64 MiB when packed: $(cat said)"
 
 mkdir tools a-place && mv pack/* a-place

@@ -16,7 +16,7 @@ awk '$1 == "cublaslt" { exit !($2 > 0) }' facts || fail "no cuBLASLt is linked t
 objdump -p "$CUDA_PLUGIN" | awk '$1 == "NEEDED" { print $2 }' | sort >needed
 grep -q '^libcublasLt\.so' needed || fail "cuBLASLt is not among what it needs: $(cat needed)"
 odd=$(grep -vE '^(libcublasLt|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|ld-linux-x86-64)\.so' needed)
-[ -z "$odd" ] || fail "it needs libraries that nobody promised: $odd"
+[ -z "$odd" ] || fail "it needs unexpected libraries: $odd"
 
 if grep -q '^gpu_problem ""' facts; then
     echo "there is a GPU here"

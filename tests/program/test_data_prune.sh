@@ -71,7 +71,7 @@ prune cache
 says "$third .* today .* kept: used lately"
 before=$(stat -c '%i %y' "cache/$third/part-00000.tok")
 exits 0 train run.yaml run.dir=next
-[ "$(stat -c '%i %y' "cache/$third/part-00000.tok")" = "$before" ] || fail "the cache was made again"
+[ "$(stat -c '%i %y' "cache/$third/part-00000.tok")" = "$before" ] || fail "the cache was written again"
 
 # ---- nobody opens a cache that is claimed for removal: a run waits, and then finds it removed ----
 python3 - "cache/in-use" "$third" <<'END' &

@@ -75,7 +75,7 @@ printf '{"bos_token_id": 277,\n "eos_token_id": [279, 277], "pad_token_id": 277,
 cp tok/tokenizer_config.json base/
 kept() {
     local file
-    for file in generation_config.json tokenizer_config.json; do cmp "base/$file" "$1/$file" || fail "$1/$file is another"; done
+    for file in generation_config.json tokenizer_config.json; do cmp "base/$file" "$1/$file" || fail "$1/$file is different"; done
     expect "$1/config.json" '[279,277]'
     has "$1/config.json" '"pad_token_id": 277'
 }
@@ -92,7 +92,7 @@ kept "$(last other)"
 exits 0 train tune.yaml model.init=tuned run.dir=again
 kept "$(last again)"
 exits 0 train tune.yaml model.init=base run.dir=adapter lora.rank=2
-cmp base/tokenizer_config.json "$(last adapter)/tokenizer_config.json" || fail "an adapter's tokenizer_config.json is another"
+cmp base/tokenizer_config.json "$(last adapter)/tokenizer_config.json" || fail "an adapter's tokenizer_config.json is different"
 exits 0 merge adapter merged
 kept merged
 exits 0 train tune.yaml model.init=base run.dir=renamed 'tokenizer.eos=<|endoftext|>'
@@ -116,7 +116,7 @@ exits 0 generate base --prompt ab --tokens 20 --seed 3 --quiet --ignore-end
 [ "$(wc -c <out)" -gt 5 ] || fail "nothing was generated"
 printf '{"eos_token_id": [%s]}\n' "$(seq -s, 0 279)" >base/generation_config.json
 exits 0 generate base --prompt ab --tokens 20 --seed 3 --quiet
-[ "$(wc -c <out)" -eq 1 ] || fail "generate goes on past an id of generation_config.json: $(cat out)"
+[ "$(wc -c <out)" -eq 1 ] || fail "generate continues past an id of generation_config.json: $(cat out)"
 
 # A tiktoken rank file is recognised by its content.
 for byte in $(seq 0 255); do printf "%s %d\n" "$(printf "\\x$(printf %x "$byte")" | base64)" "$byte"; done >own.tiktoken

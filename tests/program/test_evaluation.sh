@@ -112,7 +112,7 @@ cp -r run again
 rm -rf again/checkpoints/step-00000006 && ln -sfn step-00000003 again/checkpoints/latest
 train run.dir=again
 for kind in validation set task; do
-    [ "$(figures run $kind)" = "$(figures again $kind)" ] || fail "$kind of a run that goes on: $(diff <(figures run $kind) <(figures again $kind) | head -4)"
+    [ "$(figures run $kind)" = "$(figures again $kind)" ] || fail "$kind of a resumed run: $(diff <(figures run $kind) <(figures again $kind) | head -4)"
 done
 # Measuring does not change training.
 train run.dir=blind 'evaluation.tasks=[]' 'data.validation=[]'

@@ -21,7 +21,7 @@ exits 0 export run plain
 has out "of weights in F32"
 [ "$(digest plain)" = "$(digest run)" ] || fail "the weights are not those of the run"
 for file in config.json generation_config.json tokenizer.json tokenizer_config.json; do
-    cmp "plain/$file" "run/checkpoints/latest/$file" || fail "$file is another"
+    cmp "plain/$file" "run/checkpoints/latest/$file" || fail "$file is different"
 done
 [ "$(ls plain | wc -l)" -eq 5 ] || fail "in the directory: $(ls plain)"
 exits 0 export run/checkpoints/step-00000003 early
@@ -45,7 +45,7 @@ for step in 9 6 3; do numbers run/checkpoints/step-0000000$step/model.safetensor
 paste 9.txt 6.txt 3.txt <(numbers mean/model.safetensors) >all.txt
 [ "$(wc -l <all.txt)" -gt 1000 ] || fail "$(wc -l <all.txt) numbers"
 awk '{ m = ($1 + $2 + $3) / 3; d = m - $4; if (d < 0) d = -d; if (d > 1e-6 * (1 + (m < 0 ? -m : m))) bad++ } END { exit bad > 0 }' all.txt ||
-    fail "the mean is another"
+    fail "the mean is different"
 exits 0 eval mean text.txt
 
 # Refused exports leave nothing behind.

@@ -32,7 +32,7 @@ for peer in torchtitan lingua; do
     [ "$(wc -l <list)" -ge 150 ] || fail "keys-$peer.txt has only $(wc -l <list) names"
     sort list | uniq -d | grep . && fail "keys-$peer.txt has names twice"
     theirs "$guide" >found
-    grep -vxFf found list >missing && fail "from-$peer.md has no word about $(wc -l <missing) of their keys: $(tr '\n' ' ' <missing)"
+    grep -vxFf found list >missing && fail "from-$peer.md does not mention $(wc -l <missing) of their keys: $(tr '\n' ' ' <missing)"
 done
 
 # If a hint (src/config/synonyms.c) knows another trainer's name, it suggests a weft key that the guide has in the same row. A name with

@@ -38,7 +38,7 @@ lists() {
 }
 
 "$weft" train run.yaml >out 2>err || fail "a run: $(tail -3 err)"
-[ "$(reads run)" -eq 1 ] || fail "a start tells $(reads run) times"
+[ "$(reads run)" -eq 1 ] || fail "a start has $(reads run) entries"
 lists run 1 config run.yaml
 for path in text.txt chat.jsonl; do lists run 1 source $path; done
 many=$(grep -o '{"kind": "source", "path": "web/[*].txt", [^}]*}' run/journal.jsonl)
@@ -59,8 +59,8 @@ sed -n 1p run/journal.jsonl | grep -q '"event": "read", "step": 0,' || fail "the
 
 # A resumed start lists what it has read, including the checkpoint.
 echo more >>held.txt
-"$weft" train run.yaml train.steps=3 >out 2>err || fail "a run that goes on: $(tail -3 err)"
-[ "$(reads run)" -eq 2 ] || fail "two starts tell $(reads run) times"
+"$weft" train run.yaml train.steps=3 >out 2>err || fail "a resumed run: $(tail -3 err)"
+[ "$(reads run)" -eq 2 ] || fail "two starts have $(reads run) entries"
 lists run 2 validation held.txt
 lists run 2 checkpoint run/checkpoints/step-00000002/manifest.json
 

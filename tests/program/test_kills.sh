@@ -22,7 +22,7 @@ EOF
 whole=$(digest whole)
 # Checks that the finished run `killed` is equal to `whole` and leaves nothing behind.
 compare() {
-    [ "$(curve whole)" = "$(curve killed)" ] || { echo "FAILED: another curve: $(diff <(curve whole) <(curve killed) | head -4)"; exit 1; }
+    [ "$(curve whole)" = "$(curve killed)" ] || { echo "FAILED: a different curve: $(diff <(curve whole) <(curve killed) | head -4)"; exit 1; }
     [ "$whole" = "$(digest killed)" ] || { echo "FAILED: other weights: $whole, $(digest killed)"; exit 1; }
     ls killed/checkpoints | grep -v '^step-\|^latest$' | grep . && { echo "FAILED: leftovers among the checkpoints"; exit 1; }
     runs=$((runs + 1))

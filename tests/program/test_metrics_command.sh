@@ -22,7 +22,7 @@ run() {
 }
 # told DIR TEXT: the run reported TEXT once in the log and once in the journal.
 told() {
-    [ "$(grep -c "metrics.command: .*$2" "$1.err")" -eq 1 ] || fail "$1: not said once ($2): $(grep metrics.command "$1.err")"
+    [ "$(grep -c "metrics.command: .*$2" "$1.err")" -eq 1 ] || fail "$1: not reported once ($2): $(grep metrics.command "$1.err")"
     [ "$(grep '"event": "command"' "$1/journal.jsonl" | grep -c "$2")" -eq 1 ] || fail "$1: the journal: $(grep '"event": "command"' "$1/journal.jsonl")"
 }
 untold() { ! grep -q 'metrics.command' "$1.err" "$1/journal.jsonl" || fail "$1: $(grep -h 'metrics.command' "$1.err" "$1/journal.jsonl")"; }
@@ -59,7 +59,7 @@ untold plain
 # A resumed run sends the remaining records to a new program.
 run again train.steps=6
 run again train.steps=12 metrics.command="[$directory/get, $directory/b]"
-cmp <(grep -vE '"step": [0-6],' again/metrics.jsonl) b.got || fail "a resumed run tells: $(cat b.got)"
+cmp <(grep -vE '"step": [0-6],' again/metrics.jsonl) b.got || fail "a resumed run sent: $(cat b.got)"
 
 # A program that is missing, not executable, ends at once, ends later or never reads: reported once, and the run is unchanged.
 run nowhere metrics.command=no-such-program-anywhere
@@ -82,7 +82,7 @@ told deaf "had not ended after metrics.command_wait_s = 0 s"
 run failing metrics.command="[sh, -c, 'cat >/dev/null; exit 7']"
 told failing "ended with status 7"
 for dir in nowhere notone dead later failing; do
-    [ "$(curve "$dir" | head -12)" = "$(curve plain)" ] || fail "$dir: another curve"
+    [ "$(curve "$dir" | head -12)" = "$(curve plain)" ] || fail "$dir: a different curve"
 done
 
 # A program that reads nothing: records that do not fit are dropped, counted and reported. At the end it is ended, with its children.

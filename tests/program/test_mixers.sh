@@ -28,7 +28,7 @@ mesh 2 resumed mesh.dp_shard=2
 mesh 2 replicate mesh.dp_replicate=2 train.gradient_sync=microbatch train.recompute=full
 mesh 4 both mesh.dp_shard=2 mesh.pp=2 pipeline.schedule=zbv
 for run in threads resumed replicate both; do
-    curve $run | cmp -s - one.curve || fail "$run has another curve"
+    curve $run | cmp -s - one.curve || fail "$run has a different curve"
     [ "$(digest $run)" = "$(digest one)" ] || fail "$run has other weights"
 done
 

@@ -336,7 +336,7 @@ has out "TP_REDUCE_SCATTER u1 m0 what output makes"
 # In the backward pass, start and wait of a collective are separate, with a wgrad between them.
 awk '/^TP_REDUCE_SCATTER u1 m0 gradient of what gate and up reads/ { getline first; getline second }
     END { exit !(first ~ /^BWD +u1 m0 down: wgrad$/ && second ~ /^WAIT +u1 m0 TP_REDUCE_SCATTER gradient of what gate and up reads$/) }' out ||
-    fail "nothing runs beside the sum of a gradient: $(grep -A3 '^TP_REDUCE_SCATTER .*gradient of what gate' out | head -4)"
+    fail "nothing runs during the reduce-scatter of a gradient: $(grep -A3 '^TP_REDUCE_SCATTER .*gradient of what gate' out | head -4)"
 has out "TP_ALL_GATHER_LSE u9 m0 what head and loss reads, chunk 0"
 has out "SUM_PARTIALS   u1"
 hasnt out "TP_ALL_REDUCE_DKV"

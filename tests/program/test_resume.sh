@@ -56,14 +56,14 @@ judge() {
     status=$(cat "$dir.status")
     changed=$(events "$dir")
     case $status:$effect in
-    0:nothing | 0:start) [ -z "$changed" ] && bits "$dir" || fail "$key changes bits, or is said to: $changed" ;;
-    0:sums | 0:content | 0:bits) [ -n "$changed" ] || bits "$dir" || fail "$key changes bits in silence" ;;
-    0:measures) grep -q "^$key was .* and is .* now" <<<"$changed" || fail "$key: not said: $changed" ;;
+    0:nothing | 0:start) [ -z "$changed" ] && bits "$dir" || fail "$key changes bits, or is reported to: $changed" ;;
+    0:sums | 0:content | 0:bits) [ -n "$changed" ] || bits "$dir" || fail "$key changes bits without a report" ;;
+    0:measures) grep -q "^$key was .* and is .* now" <<<"$changed" || fail "$key: not reported: $changed" ;;
     69:sums) grep -q "this processor cannot run" "$dir.err" || fail "$key: $(tail -1 "$dir.err")" ;;
     78:*) grep -q "^weft: .*$key\|^weft: ${key%%.*}: .*${key#*.}" "$dir.err" || fail "$key is refused with another reason: $(grep weft: "$dir.err")" ;;
     *) fail "$key ($effect): exit status $status: $(tail -1 "$dir.err")" ;;
     esac
-    case $status:$effect in 0:curve | 0:run) fail "$key is changed without leave" ;; esac
+    case $status:$effect in 0:curve | 0:run) fail "$key is changed without permission" ;; esac
     [ "$status" -ne 0 ] || reads_back "$dir" "$key"
     "$weft" audit "$dir" >"$dir.audit" 2>&1 || grep -q '  audit: false' "$dir/config.yaml" || fail "$key: weft audit: $(tail -1 "$dir.audit")"
 }
@@ -71,7 +71,7 @@ judge() {
 # Two at a time: each row in its own directory, judged when all have ended.
 "$other_values" base/config.yaml >rows || fail "other_values"
 [ "$(wc -l <rows)" -gt 90 ] || fail "only $(wc -l <rows) rows"
-! grep -P '\tunknown\t' rows || fail "rows whose effect nobody has said"
+! grep -P '\tunknown\t' rows || fail "rows without a declared effect"
 one() {
     cp -r base "row.$1"
     # The row's word comes last and so takes precedence.
@@ -98,13 +98,13 @@ while IFS=$'\t' read -r key effect value; do
     [ "$effect" = run ] || continue
     train base "$key=$value" "run.allow_changes=[$key]"
     refused="^weft: .*$key.*\(another run\|not a multiple\|model\|: set train\)\|^weft: model: the family .* no key for another ${key#*.} than its own"
-    [ "$(cat base.status)" -eq 78 ] && grep -q "$refused" base.err || fail "$key, with leave: $(tail -1 base.err)"
+    [ "$(cat base.status)" -eq 78 ] && grep -q "$refused" base.err || fail "$key, with run.allow_changes: $(tail -1 base.err)"
 done <rows
 cp -r base leave
 train leave train.steps=6 "${words[@]}" "run.allow_changes=[$keys, data, mixture]"
-[ "$(cat leave.status)" -eq 0 ] || fail "with leave: exit status $(cat leave.status): $(tail -1 leave.err)"
+[ "$(cat leave.status)" -eq 0 ] || fail "with run.allow_changes: exit status $(cat leave.status): $(tail -1 leave.err)"
 for word in "${words[@]}"; do
-    grep -q "${word%%=*} was [^;]* and is [^;]* now (another curve)" <<<"$(events leave)" || fail "${word%%=*}, with leave: not said: $(events leave)"
+    grep -q "${word%%=*} was [^;]* and is [^;]* now (another curve)" <<<"$(events leave)" || fail "${word%%=*}, with run.allow_changes: not reported: $(events leave)"
 done
 
 # ---- values count, not their spelling ----
@@ -114,8 +114,8 @@ goes() {
     cp -r base "$1"
     train "$1" train.steps=6 "${@:2}"
     [ "$(cat "$1.status")" -eq 0 ] || { fail "$1: $(tail -1 "$1.err")"; return; }
-    bits "$1" || fail "$1: other bits"
-    [ -z "$(events "$1")" ] || fail "$1: said to be a change: $(events "$1")"
+    bits "$1" || fail "$1: different bits"
+    [ -z "$(events "$1")" ] || fail "$1: reported as a change: $(events "$1")"
     "$weft" audit "$1" >"$1.audit" 2>&1 || fail "$1: weft audit: $(tail -1 "$1.audit")"
 }
 two() { echo "data.sources=[{path: text.txt, weight: $1, split: paragraphs}, {path: more.txt, weight: $2, split: paragraphs}]"; }
@@ -134,10 +134,10 @@ if command -v "$launcher" >/dev/null; then
     train left train.microbatch=0 train.tokens_per_step=0 train.steps=5 -n 2
     [ "$(cat left.status)" -eq 0 ] || fail "on 2 ranks: $(tail -1 left.err)"
     grep -q "the order of sums was fast over 1 data-parallel rank and is fast over 2 data-parallel ranks once a step now" <<<"$(events left)" ||
-        fail "on 2 ranks: not said: $(events left)"
+        fail "on 2 ranks: not reported: $(events left)"
     train left train.microbatch=0 train.tokens_per_step=0 train.steps=6 pipeline.microbatches=8
     [ "$(cat left.status)" -eq 0 ] || fail "in 8 microbatches: $(tail -1 left.err)"
-    grep -q "train.microbatch was [0-9]* and is [0-9]* now (last bits)" <<<"$(events left)" || fail "in 8 microbatches: not said: $(events left)"
+    grep -q "train.microbatch was [0-9]* and is [0-9]* now (last bits)" <<<"$(events left)" || fail "in 8 microbatches: not reported: $(events left)"
     "$weft" audit left >left.audit 2>&1 || fail "on other ranks: weft audit: $(tail -1 left.audit)"
     has left.audit "each sample from 0 to 767 was used exactly once"
     train left train.microbatch=0 train.tokens_per_step=0 train.steps=9 -n 3

@@ -34,7 +34,7 @@ begin away
 mv away elsewhere
 ended 74 "a run directory that was moved"
 has away.err "away: no longer holds this run: it was moved, removed or replaced"
-[ ! -e away ] || fail "a directory is made anew where the run was: $(find away)"
+[ ! -e away ] || fail "a new directory was made where the run was: $(find away)"
 exits 0 checkpoint verify elsewhere
 
 begin replaced

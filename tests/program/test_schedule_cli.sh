@@ -70,7 +70,7 @@ has zbv.svg "zbv: 4 ranks, 8 microbatches, 8 stages"
 [ "$(tail -1 zbv.svg)" = "</svg>" ] || fail "the SVG ends with: $(tail -1 zbv.svg)"
 cp zbv.svg first
 schedule 0 zbv --pp 4 --microbatches 8 --svg -
-cmp -s out first || fail "--svg - is another drawing"
+cmp -s out first || fail "--svg - is a different drawing"
 if command -v python3 >/dev/null; then
     python3 -c 'import xml.dom.minidom as x; x.parse("zbv.svg")' || fail "the SVG is not XML"
 fi

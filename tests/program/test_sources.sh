@@ -57,7 +57,7 @@ refused 65 "2 of 252 lines are broken, more than data.bad_lines_limit (0.001)" t
 refused 65 "data.bad_lines_limit (1)" tokenize run.yaml 'data.sources=[bad.jsonl]' data.bad_lines=skip data.bad_lines_limit=1 data.cache_dir=limited
 for ((i = 0; i < 2; i++)); do
     exits 0 tokenize run.yaml 'data.sources=[bad.jsonl]' data.bad_lines=skip
-    grep -q "bad.jsonl: 2 of 252 lines are broken and were skipped" err || fail "skipped lines are not said: $(cat err)"
+    grep -q "bad.jsonl: 2 of 252 lines are broken and were skipped" err || fail "skipped lines are not reported: $(cat err)"
 done
 grep -q '"file": *"bad.jsonl", *"line": *41,' cache/*/part-00000.bad.jsonl || fail "no list of bad lines: $(cat cache/*/*.bad.jsonl)"
 skipped=$(grep ^tokens out)
@@ -75,7 +75,7 @@ refused 65 "150 of 20,150 lines are broken, more than data.bad_lines_limit (0.00
 # A cache without bad lines is also valid when bad lines are skipped.
 caches=$(echo cache/*/)
 exits 0 tokenize run.yaml 'data.sources=[good.jsonl]' data.bad_lines=skip
-[ "$(echo cache/*/)" = "$caches" ] || fail "a clean cache was made again"
+[ "$(echo cache/*/)" = "$caches" ] || fail "a clean cache was written again"
 
 # ---- figures by source: each has a distinct name, and charts report what they leave out ----
 rows=()
@@ -84,7 +84,7 @@ exits 0 train run.yaml run.dir=eight metrics.log_freq=1 train.tokens_per_step=25
 names=$(sed -n '/"kind": "source"/s/.*"name": "\([^"]*\)".*/\1/p' eight/metrics.jsonl | sort -u | tr '\n' ' ')
 [ "$names" = "$(printf 'text.txt#%d ' {0..7})" ] || fail "names of one path eight times: $names"
 exits 0 report eight
-grep -q 'of 8 sources 2 are not drawn: text.txt#6, text.txt#7<' eight/report.html || fail "sources without a curve are not said: $(grep -o '[^>]*not drawn[^<]*' eight/report.html)"
+grep -q 'of 8 sources 2 are not drawn: text.txt#6, text.txt#7<' eight/report.html || fail "sources without a curve are not reported: $(grep -o '[^>]*not drawn[^<]*' eight/report.html)"
 
 # ---- memory of a very long line: its parse tree, its text and its ids, each only once ----
 # peak WORD...: prints the peak memory of tokenizing, in kB.

@@ -38,7 +38,7 @@ for mesh in dp_shard pp; do
     on_ranks 2 "$weft" train run.yaml run.dir=$mesh mesh.$mesh=2 >out 2>err </dev/null || fail "mesh.$mesh=2: $(tail -3 err)"
 done
 for run in resumed dp_shard pp; do
-    curve $run | cmp -s - whole.curve || fail "$run has another curve"
+    curve $run | cmp -s - whole.curve || fail "$run has a different curve"
     exits 0 audit whole $run
     has out "both used the same samples in each of their 24 steps"
 done

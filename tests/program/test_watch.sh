@@ -92,10 +92,10 @@ answers 200 / HEAD
 [ ! -s body ] || fail "HEAD has a body"
 
 # The run continues while it is watched.
-"$weft" train run.yaml run.dir=one train.steps=14 >train.out 2>&1 </dev/null || fail "going on: $(tail -3 train.out)"
+"$weft" train run.yaml run.dir=one train.steps=14 >train.out 2>&1 </dev/null || fail "resuming: $(tail -3 train.out)"
 now_at_14() { ask "/data?run=0&version=$version&after=12" && grep -q '"step": \[13, 14\]' body; }
 await now_at_14
-"$weft" train run.yaml run.dir=one run.overwrite=true train.steps=5 >train.out 2>&1 </dev/null || fail "anew: $(tail -3 train.out)"
+"$weft" train run.yaml run.dir=one run.overwrite=true train.steps=5 >train.out 2>&1 </dev/null || fail "starting over: $(tail -3 train.out)"
 anew() { ask "/data?run=0&version=$version&after=14" && grep -q '"all": true' body && grep -q '"step": \[1, 2, 3, 4, 5\]' body; }
 await anew
 "$weft" train run.yaml run.dir=young >train.out 2>&1 </dev/null || fail "young: $(tail -3 train.out)"
@@ -117,7 +117,7 @@ for path in /secret /young/secret /../young/secret /%2e%2e/young/secret //watch.
     '/data?run=99999999999999999999'; do
     ask "$path"
     [ "$status" = 404 ] || [[ "$path" == *9999* && "$status" = 200 ]] || fail "$path: status $status"
-    ! grep -q secret body || fail "$path tells a secret"
+    ! grep -q secret body || fail "$path reveals a secret"
 done
 answers 200 '/config?run=../young'
 has body 'dir: one'
@@ -139,7 +139,7 @@ await grep -q "later/run/ does not exist yet" watch.err
 answers 200 /data?run=0
 has body '"name": "run"'
 has body '"step": []'
-[ ! -e later ] || fail "the directory of a run that is yet to begin was made"
+[ ! -e later ] || fail "the directory of a future run was made"
 "$weft" train run.yaml run.dir=later/run >train.out 2>&1 </dev/null || fail "later: $(tail -3 train.out)"
 begun() { ask /data?run=0 && grep -q '"step": \[1, 2, 3' body; }
 await begun

@@ -30,7 +30,7 @@ train() {
     [ "$wanted" -eq 0 ] || [ "$(grep -c '^weft: .*run.device: cuda' "$dir.err")" -eq 1 ] || fail "$dir: not one error: $(cat "$dir.err")"
 }
 told() { cat "$1.out" "$1.err"; }
-tells() { told "$1" | grep -qE "$2" || fail "$1 does not tell of \"$2\": $(told "$1" | grep 'memory of')"; }
+tells() { told "$1" | grep -qE "$2" || fail "$1 does not report \"$2\": $(told "$1" | grep 'memory of')"; }
 no_leak() { ! told "$1" | grep -q "no step takes any" || fail "$1: $(told "$1" | grep 'no step takes')"; }
 # fact DIR NAME [STEP]: prints a figure of the journal's memory entry. is DIR NAME BYTES [STEP]: checks it.
 fact() { sed -n "s/.*\"event\": \"memory\", \"step\": ${3:-0},.*\"$2\": \([0-9]*\).*/\1/p" "$1/journal.jsonl" | head -1; }
@@ -94,7 +94,7 @@ late=$((launches * 3 / 10)) # some ops launch nothing, others several kernels
 # shellcheck disable=SC2086
 WEFT_SIM_TAKES=total=1024,leak=$late train leak 0 $many
 [ "$(told leak | grep -c "warning: 2.00 MiB less of the memory of the GPU are free than behind the first step, and no step takes any")" -eq 1 ] ||
-    fail "a leak at launch $late of some $launches is not told: $(told leak | grep 'memory of')"
+    fail "a leak at launch $late of some $launches is not reported: $(told leak | grep 'memory of')"
 [ "$(grep -c '"event": "memory".*"fell_bytes": 2097152' leak/journal.jsonl)" -eq 1 ] || fail "leak: $(grep memory leak/journal.jsonl)"
 
 # ---- two ranks ----
@@ -131,5 +131,5 @@ export WEFT_SIM_DEVICES=2
 # shellcheck disable=SC2086
 WEFT_SIM_TAKES=total=1024,leak=$late,leaks_on=1 train other 0 -n 2 mesh.dp_replicate=2 train.tokens_per_step=64 $many
 [ "$(told other | grep -c "warning: 2.00 MiB less of the memory of the GPU of rank 1 are free than behind the first step")" -eq 1 ] ||
-    fail "a leak on rank 1 is not told: $(told other | grep 'memory of')"
+    fail "a leak on rank 1 is not reported: $(told other | grep 'memory of')"
 conclude "memory of GPUs adds up"

@@ -66,7 +66,7 @@ both shards 2 "2 3" mesh.dp_shard=2 train.tokens_per_step=64
 WEFT_NCCL=none both relayed 2 "2 3" mesh.pp=2 train.tokens_per_step=128
 # Streams wait for what NCCL brings from the other stage, measured with the same clock. The simulated clock does not advance while a host
 # waits, so host-staged messages show no waiting.
-sed -n 's/.*"waited": \([0-9.e+-]*\)[,}].*/\1/p' pipe/trace.json | awk '{ sum += $1 } END { exit !(sum >= 1) }' || fail "pipe: nobody has waited"
+sed -n 's/.*"waited": \([0-9.e+-]*\)[,}].*/\1/p' pipe/trace.json | awk '{ sum += $1 } END { exit !(sum >= 1) }' || fail "pipe: no rank has waited"
 [ "$(grep -c '"cat": "message"' pipe/trace.json)" -eq "$(grep -c '"cat": "message"' cpu-pipe/trace.json)" ] || fail "other messages than on CPUs"
 
 # The trace changes no bit of the results.

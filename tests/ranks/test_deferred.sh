@@ -17,7 +17,7 @@ in_any_order() {
     WEFT_DEFER='' run "$1$2$3" "$@"
     for seed in ${DEFERRED_SEEDS:-1 2}; do
         WEFT_DEFER=$seed run "deferred$1$2$3" "$@"
-        diff "$1$2$3" "deferred$1$2$3" || fail "mesh $*, seed $seed: other bits"
+        diff "$1$2$3" "deferred$1$2$3" || fail "mesh $*, seed $seed: different bits"
     done
 }
 

@@ -82,7 +82,7 @@ soak() {
     # No process is left, and curve, weights and samples are unchanged.
     left=$(pgrep -f "run.dir=$directory/$name" | tr '\n' ' ')
     [ -z "$left" ] || fail "$name: processes are left: $left"
-    [ "$(curve "$name-whole")" = "$(curve "$name")" ] || fail "$name: another curve: $(diff <(curve "$name-whole") <(curve "$name") | head -4)"
+    [ "$(curve "$name-whole")" = "$(curve "$name")" ] || fail "$name: a different curve: $(diff <(curve "$name-whole") <(curve "$name") | head -4)"
     [ "$("$weft" inspect --digest "$name-whole")" = "$("$weft" inspect --digest "$name")" ] || fail "$name: other weights"
     "$weft" audit "$name" >audit 2>&1 || fail "$name: the samples: $(cat audit)"
     measure "$name.log" | tee -a measured | sed "s/^/$name: /"

@@ -28,7 +28,7 @@ start() { # NAME FAULT WORD...
 # found NAME RANK PHASE: the other rank must have found that RANK hangs in PHASE.
 found() {
     [ "$(cat "$1.status")" -eq 76 ] || fail "$1: exit status $(cat "$1.status"), not 76: $(tail -3 "$1.err")"
-    grep -q "^weft: rank $((1 - $2)): nothing has come for .*, in $3" "$1.err" || fail "$1: nobody waits in $3: $(cat "$1.err")"
+    grep -q "^weft: rank $((1 - $2)): nothing has come for .*, in $3" "$1.err" || fail "$1: no rank waits in $3: $(cat "$1.err")"
     [ "$(grep -c '^weft: .*exit status' "$1.err")" -eq 1 ] || fail "$1: not one verdict: $(cat "$1.err")"
     has "$1.err" "weft: rank $2 answers nobody: it hangs, or the machine does; this was found in $3"
 }

@@ -51,7 +51,7 @@ train through "${told[@]}"
 train cut "${told[@]}" train.steps=2 schedule.total_steps=4
 train cut "${told[@]}" schedule.total_steps=4
 [ "$(figures through | grep source)" = "$(figures cut | grep source)" ] && [ "$(figures through | grep -c source)" -eq 8 ] ||
-    fail "sources of a run that goes on: $(diff <(figures through) <(figures cut) | head -4)"
+    fail "sources of a resumed run: $(diff <(figures through) <(figures cut) | head -4)"
 # Only one rank reports what is wrong with text.
 { letters 40 3 && printf '\xe9\xff\n'; } >broken.txt
 train said -n 2 mesh.dp_replicate=2 train.steps=1 'data.sources=[broken.txt]' 'evaluation.tasks=[{path: broken.txt, task: text}]'

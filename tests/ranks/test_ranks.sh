@@ -39,14 +39,14 @@ last() { ls -d "$1"/checkpoints/step-* | tail -1; }
 # same DIR BASE : both runs must have the same curve, weights and model file, to the last bit.
 same() {
     went "$1" || return
-    [ "$(curve "$1")" = "$(curve "$2")" ] || fail "$1 is another curve than $2: $(diff <(curve "$2") <(curve "$1") | head -4)"
+    [ "$(curve "$1")" = "$(curve "$2")" ] || fail "$1 has a different curve than $2: $(diff <(curve "$2") <(curve "$1") | head -4)"
     [ "$("$weft" inspect --digest "$1")" = "$("$weft" inspect --digest "$2")" ] || fail "$1 ends with other weights than $2"
-    cmp -s "$(last "$1")/model.safetensors" "$(last "$2")/model.safetensors" || fail "$1 writes another model file than $2"
+    cmp -s "$(last "$1")/model.safetensors" "$(last "$2")/model.safetensors" || fail "$1 writes a different model file than $2"
 }
 # said DIR TEXT : the run reported this error once, and no other.
 said() {
     grep -qF -- "$2" "$1.err" || fail "$1: no \"$2\" in: $(tail -3 "$1.err")"
-    [ "$(grep -c '^weft: ' "$1.err")" -eq 1 ] || fail "$1: not said once: $(cat "$1.err")"
+    [ "$(grep -c '^weft: ' "$1.err")" -eq 1 ] || fail "$1: not reported once: $(cat "$1.err")"
 }
 
 # The runs that are compared below, as many at a time as the declared ranks allow. The first one writes the token cache that all read.
@@ -87,18 +87,18 @@ grep -q 'whole matrices, each on one of 2 shards' whole4.err || fail "the owners
 [ "$(grep -c '^\[rank 3\] *step:' hsdp4.err)" -eq 100 ] && [ "$(grep -c '^\[rank 0\] *step:' hsdp4.err)" -eq 100 ] || fail "metrics.log_ranks: $(grep -c step: hsdp4.err) lines: $(grep step: hsdp4.err | head -2)"
 ! grep -q '^\[rank [12]\]' hsdp4.err || fail "ranks speak that were not asked"
 [ "$(grep -c '^\[rank 3\] *validate' hsdp4.err)" -eq 3 ] || fail "rank 3 does not say how validation went"
-[ "$(grep -c '^step:' ddp2.err)" -eq 100 ] || fail "steps are not said once"
+[ "$(grep -c '^step:' ddp2.err)" -eq 100 ] || fail "steps are not reported once"
 for rank in 1 2 3; do
     [ "$(grep -c '"kind": "train"' hsdp4/metrics-0000$rank.jsonl)" -eq 100 ] || fail "no metrics of rank $rank"
 done
-ls ddp2 | grep -q 'metrics-' && fail "metrics of other ranks that nobody asked for"
+ls ddp2 | grep -q 'metrics-' && fail "metrics of other ranks that were not requested"
 "$weft" audit hsdp4 >/dev/null || fail "weft audit of 4 ranks"
 "$weft" audit pp2fsdp2 >/dev/null || fail "weft audit of pipelines"
 
 # Fast numerics: DDP = FSDP = HSDP at one data-parallel degree, with any pipeline and recompute.
 went ddp4
 for run in fsdp4 wholefsdp4 hsdp22; do same $run ddp4; done
-[ "$(curve fast1 | head -20)" != "$(curve ddp4 | head -20)" ] || fail "4 ranks add up as one does: the test cannot tell them apart"
+[ "$(curve fast1 | head -20)" != "$(curve ddp4 | head -20)" ] || fail "4 ranks have the sums of one: the test cannot tell them apart"
 for run in fast1f1b fastzbv fast4; do same $run fast1; done
 
 # A run is stopped on one mesh, by a signal and by weft stop, and resumes on others.
@@ -121,7 +121,7 @@ stop() {
     status=0
     wait $pid || status=$?
     [ "$status" -eq 75 ] || { fail "$* stopped by $how: exit status $status: $(tail -2 moved.err)"; return; }
-    [ "$(grep -c 'everything saved' moved.err)" -eq 1 ] || fail "$*: not one word about stopping: $(tail -3 moved.err)"
+    [ "$(grep -c 'everything saved' moved.err)" -eq 1 ] || fail "$*: not one message about stopping: $(tail -3 moved.err)"
 }
 moves() {
     stop signal -n 4 mesh.pp=4 pipeline.schedule=1f1b
@@ -132,7 +132,7 @@ moves() {
     went moved
     went long
     grep -q "resumed after step" moved.err || fail "moved did not go on: $(head -30 moved.err)"
-    [ "$(curve moved)" = "$(curve long)" ] || fail "a run moved between meshes is another curve: $(diff <(curve long) <(curve moved) | head -4)"
+    [ "$(curve moved)" = "$(curve long)" ] || fail "a run moved between meshes has a different curve: $(diff <(curve long) <(curve moved) | head -4)"
     "$weft" audit moved >audit.out || fail "weft audit of the moved run: $(tail -3 audit.out)"
     grep -q "exactly once" audit.out || fail "weft audit says: $(cat audit.out)"
     # Starting from a model: rounded to bf16, and from a Hugging Face directory.
@@ -194,9 +194,9 @@ crowds() {
     unset OMP_WAIT_POLICY
     train crowd -n 2 $many
     went crowd
-    ! grep -q OMP_WAIT_POLICY crowd.err || fail "ranks of weft are told how to wait: $(grep OMP_WAIT crowd.err)"
+    ! grep -q OMP_WAIT_POLICY crowd.err || fail "ranks of weft get advice on waiting: $(grep OMP_WAIT crowd.err)"
     on_ranks 2 "$weft" train run.yaml run.dir=crowd2 $many >crowd2.err 2>&1 || fail "crowd2: $(tail -2 crowd2.err)"
-    [ "$(grep -c OMP_WAIT_POLICY crowd2.err)" -eq 1 ] || fail "ranks of mpirun are not told once how to wait: $(head -5 crowd2.err)"
+    [ "$(grep -c OMP_WAIT_POLICY crowd2.err)" -eq 1 ] || fail "ranks of mpirun do not get one advice on waiting: $(head -5 crowd2.err)"
 }
 meanwhile 2 crowds
 

@@ -40,7 +40,7 @@ done
 wait "$parent" || fail "a run killed twice ends with $?: $(tail -3 killed.err)"
 [ "$(digest whole)" = "$(digest killed)" ] || fail "other weights after restarts"
 [ "$(grep -c 'restart [0-9] of 5' killed.err)" -eq 2 ] || fail "two restarts are not two lines: $(grep restart killed.err)"
-grep -q 'signal 9' killed.err || fail "the cause is not said"
+grep -q 'signal 9' killed.err || fail "the cause is not reported"
 [ "$(grep -c '"event": "restarted"' killed/journal.jsonl)" -eq 2 ] || fail "the journal says: $(cat killed/journal.jsonl)"
 grep '"event": "restarted"' killed/journal.jsonl | tail -1 | grep '"attempt": 2' | grep -q 'signal 9' || fail "the journal does not say why"
 
@@ -49,16 +49,16 @@ grep '"event": "restarted"' killed/journal.jsonl | tail -1 | grep '"attempt": 2'
 parent=$!
 await stands killed
 kill -KILL "$(cat killed/lock)"
-wait "$parent" || fail "a run started anew and killed ends with $?: $(tail -3 anew.err)"
+wait "$parent" || fail "a run started over and killed ends with $?: $(tail -3 anew.err)"
 grep -q 'resumed after step' anew.err || fail "the restart does not go on from a checkpoint"
-[ "$(digest whole)" = "$(digest killed)" ] || fail "other weights after starting anew and a restart"
+[ "$(digest whole)" = "$(digest killed)" ] || fail "other weights after starting over and a restart"
 
 # Errors that a restart does not repair.
 "$weft" train run.yaml run.dir=bad data.sources=[none.txt] --restarts 3 >/dev/null 2>bad.err </dev/null
 status=$?
 [ "$status" -eq 66 ] || fail "a missing input gives $status"
 ! grep -q 'restart 1' bad.err || fail "a missing input was tried again"
-[ "$(grep -c 'exit status 66' bad.err)" -eq 1 ] || fail "the error is said more than once: $(cat bad.err)"
+[ "$(grep -c 'exit status 66' bad.err)" -eq 1 ] || fail "the error is reported more than once: $(cat bad.err)"
 "$weft" train run.yaml train.steps=x --restarts 3 >/dev/null 2>bad.err </dev/null
 [ $? -eq 78 ] || fail "a bad configuration gives another status"
 

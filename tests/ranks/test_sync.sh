@@ -41,5 +41,5 @@ train tight -n 2 $deep train.steps=6 schedule.total_steps=6
 took tight microbatch "what the run has had so far"
 train often -n 2 $deep train.gradient_sync=microbatch
 same tight often
-! grep -q "order of sums was" tight.err || fail "a run that goes on has another order of sums: $(grep 'order of sums' tight.err)"
+! grep -q "order of sums was" tight.err || fail "a resumed run has another order of sums: $(grep 'order of sums' tight.err)"
 conclude

@@ -52,7 +52,7 @@ curves_to deferred
 grep ' cp 1 tp 2 pp 1 - replicate 1 shard 1 ' all | grep -e '-c4-' >at_once
 for heads in 0 1; do
     awk -v g="-g$heads" 'g == "-g0" ? $1 !~ /-g[0-9]/ : index($1, g)' at_once
-done | diff - deferred >/dev/null || fail "deferred: other bits"
+done | diff - deferred >/dev/null || fail "deferred: different bits"
 
 # ---- as users run it ----
 

@@ -67,7 +67,7 @@ train tensor 2 mesh.tp=2 pipeline.microbatches=2 && [ "$(slices tensor 2 0 'COLL
     [ "$(slices tensor 2 0 'WAIT 1 m0 TP_REDUCE_SCATTER at part 5')" -eq 1 ] || fail "tensor: $(grep -c WAIT tensor/trace.json) ends of collectives"
 train short 2 mesh.pp=2 metrics.trace=5-9 && [ "$(grep -c '"event": "traced"' short/journal.jsonl)" -eq 1 ] ||
     fail "a run that ends before the last step to be traced"
-train none 1 metrics.trace= && [ -e none/trace.json ] && fail "a trace that nobody asked for"
+train none 1 metrics.trace= && [ -e none/trace.json ] && fail "a trace that was not requested"
 
 # A run that starts over removes everything of the previous one except files that are not weft's.
 train over 2 mesh.pp=2 metrics.all_ranks=true metrics.tensorboard=true data.audit=true
@@ -79,7 +79,7 @@ train over 2 mesh.pp=2 metrics.trace= metrics.tensorboard=true run.overwrite=tru
     fail "left by a run that was started over: $(cd over && echo *)"
 [ "$(ls over/tensorboard | wc -l)" -eq 1 ] && [ "$(ls over/tensorboard)" != "$events" ] || fail "TensorBoard: $(ls over/tensorboard)"
 [ "$(grep -c '"event": "started"' over/journal.jsonl)" -eq 1 ] && ! grep -q traced over/journal.jsonl ||
-    fail "the journal goes on: $(cat over/journal.jsonl)"
+    fail "the journal continues: $(cat over/journal.jsonl)"
 
 for range in 0-3 5-3 3- x -3 3-5x; do
     "$weft" train run.yaml run.dir=bad metrics.trace=$range >bad.out 2>&1

@@ -30,7 +30,7 @@ refused() {
     [ "$3" -eq "$1" ] || fail "$4: exit status $3, expected $1: $(grep weft: err)"
     grep '^weft: ' err >said
     has said "$2"
-    [ "$(wc -l <said)" -eq 1 ] || fail "$4: not said once: $(cat said)"
+    [ "$(wc -l <said)" -eq 1 ] || fail "$4: not reported once: $(cat said)"
     [ ! -e run/metrics.jsonl ] || fail "$4: something was trained"
     rm -rf run
 }
@@ -110,7 +110,7 @@ status=0
 $mpirun -n 1 "$weft" train run.yaml train.compute=auto run.device=reference : -n 2 "$weft" train run.yaml train.compute=auto run.device=portable run.threads=2 \
     >out 2>err </dev/null || status=$?
 [ "$status" -eq 0 ] || fail "unlike processors: exit status $status: $(grep weft: err)"
-[ "$(grep -c '^kernels of the ranks differ.*reference on rank 0, portable on ranks 1-2$' err)" -eq 1 ] || fail "unlike processors are not said once: $(grep kernels err)"
+[ "$(grep -c '^kernels of the ranks differ.*reference on rank 0, portable on ranks 1-2$' err)" -eq 1 ] || fail "different processors are not reported once: $(grep kernels err)"
 grep -q '  compute: fp32  # auto: ' run/config.yaml || fail "compute: auto is not resolved: $(grep compute: run/config.yaml)"
 # The same for processors that differ in bf16, if this one has it (tests/train/test_agree.c has all mixtures).
 if grep -qw avx512_bf16 /proc/cpuinfo; then

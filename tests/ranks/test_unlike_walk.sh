@@ -127,11 +127,11 @@ judged() {
     [ "$status" -eq "$3" ] || { fail "$2: exit status $status, expected $3: $(cat "$at/said")"; return; }
     [ "$3" -ne 0 ] || [ -e "$at/0/words" ] || grep -q '"step": 1,' "$at/run/metrics.jsonl" || fail "$2: not trained"
     if [ "$3" -eq 0 ] || [ "$3" -eq 73 ]; then
-        [ -z "$text" ] || grep -qF -- "$text" "$at/err" || fail "$2: not said: $text: $(tail -3 "$at/err")"
+        [ -z "$text" ] || grep -qF -- "$text" "$at/err" || fail "$2: not reported: $text: $(tail -3 "$at/err")"
         return
     fi
     grep -qF -- "$text" "$at/said" || fail "$2: expected \"$text\", said: $(cat "$at/said")"
-    [ "$(wc -l <"$at/said")" -eq 1 ] || fail "$2: not said once: $(cat "$at/said")"
+    [ "$(wc -l <"$at/said")" -eq 1 ] || fail "$2: not reported once: $(cat "$at/said")"
     grep -qs '"step": 1,' "$at/run/metrics.jsonl" && fail "$2: something was trained"
     grep -qs '"step": 3,' "$at/0/run/metrics.jsonl" && fail "$2: something was trained"
 }

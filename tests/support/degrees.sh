@@ -32,8 +32,8 @@ curve() {
 # same DIR BASE: both runs must have the same curve and the same model file, byte for byte.
 same() {
     went "$1" && went "$2" || return
-    [ "$(curve "$1")" = "$(curve "$2")" ] || fail "$1 is another curve than $2: $(diff <(curve "$2") <(curve "$1") | head -4)"
-    cmp -s "$1/checkpoints/latest/model.safetensors" "$2/checkpoints/latest/model.safetensors" || fail "$1 writes another model file than $2"
+    [ "$(curve "$1")" = "$(curve "$2")" ] || fail "$1 has a different curve than $2: $(diff <(curve "$2") <(curve "$1") | head -4)"
+    cmp -s "$1/checkpoints/latest/model.safetensors" "$2/checkpoints/latest/model.safetensors" || fail "$1 writes a different model file than $2"
 }
 # refused TEXT WORD...: starts a run that must be refused with TEXT in its error. refusals: waits for all of these and checks them.
 texts=()

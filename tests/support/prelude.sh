@@ -127,7 +127,7 @@ mpirun_crashed() { grep -q 'PMIx_server_finalize' "$1"; }
 await() {
     local ticks=0
     until "$@"; do
-        [ $((ticks += 1)) -le 15000 ] || { fail "waited in vain for: $*"; return 1; }
+        [ $((ticks += 1)) -le 15000 ] || { fail "timed out waiting for: $*"; return 1; }
         sleep 0.02
     done
 }
