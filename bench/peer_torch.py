@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The PyTorch side of the comparison with weft: a plainly written Llama, trained for a few steps on random tokens.
 
-Each step is 16,384 tokens (--step-tokens) in microbatches, then clipping and AdamW, as in weft's benchmark. One measurement is one
-process, so that the peak memory is its own; --best tries number formats, torch.compile and microbatches in turn and measures the
-fastest. On a GPU (--device cuda) the peak memory is also what PyTorch has reserved of it, and a step has ended when the GPU has.
+Each step is 16,384 tokens (--step-tokens) in microbatches, then clipping and AdamW, as in weft's benchmark. Each measurement runs in a
+separate process, so that it has its own peak memory. --best tries number formats, torch.compile and microbatches in turn and measures
+the fastest. On a GPU (--device cuda) the peak includes the memory that PyTorch has reserved there, and a step ends when the GPU has finished.
 Prints one JSON object on stdout.
 
     python bench/peer_torch.py --size 125M --context 1024 --dtype fp32 --microbatch 4
@@ -127,7 +127,7 @@ def flops_per_token(size, context):
 
 
 class Trainer:
-    """dtype: fp32; autocast (bf16 matrix products over fp32 weights); bf16 (bf16 weights, fp32 master copies)."""
+    """dtype: fp32; autocast (bf16 matrix products with fp32 weights); bf16 (bf16 weights, fp32 master copies)."""
 
     def __init__(self, torch, args):
         self.torch, self.args, self.device = torch, args, torch.device(args.device)
@@ -215,7 +215,7 @@ def measure(args):
 
 
 def in_process(args, dtype, compiled, microbatch, step_tokens, steps):
-    """One measurement in a process of its own; None if it fails, which is one way of losing."""
+    """Returns one measurement, made in a separate process; None if it fails, which counts as losing."""
     command = [sys.executable, __file__, "--size", args.size, "--context", str(args.context), "--dtype", dtype,
                "--microbatch", str(microbatch), "--step-tokens", str(step_tokens), "--steps", str(steps),
                "--threads", str(args.threads), "--device", args.device] + (["--compile"] if compiled else [])
@@ -234,7 +234,7 @@ def in_process(args, dtype, compiled, microbatch, step_tokens, steps):
 
 
 def best(args):
-    """One choice after the other, with short steps; the winner is measured with whole ones."""
+    """Tries one choice after another with short steps, then measures the winner with full steps."""
     least = 16384 if args.device == "cuda" else 4096  # tokens of a probe
     start = max(1, least // args.context)
 

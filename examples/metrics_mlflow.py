@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Records of a run to MLflow, as they are made:
+"""Sends the records of a run to MLflow as they are written:
 
     metrics: {command: [python3, examples/metrics_mlflow.py, --experiment, my-experiment]}
 
-weft starts it and writes a JSON object a line to its standard input (docs/use/metrics.md). Where the run lies comes in WEFT_RUN_DIR; its
-configuration goes along from config.yaml, as parameters. A run that is resumed goes on under the id in RUN/mlflow-run. MLFLOW_TRACKING_URI
-says where to; without it everything is kept in RUN/mlflow.db, for `mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db`."""
+weft starts this program and writes one JSON object per line to its standard input (docs/use/metrics.md). WEFT_RUN_DIR is the run directory,
+whose config.yaml is sent as parameters. A resumed run continues under the id in RUN/mlflow-run. MLFLOW_TRACKING_URI selects the server;
+without it everything is stored in RUN/mlflow.db, for `mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db`."""
 import argparse
 import json
 import os
@@ -16,11 +16,11 @@ import mlflow
 import yaml
 from mlflow.entities import Metric, Param
 
-MOST_PARAMETERS = 100  # of one call
+MOST_PARAMETERS = 100  # per call
 
 
 def configuration(run_dir):
-    """The keys as weft names them: optimizer.lr."""
+    """Returns the keys with weft's names, such as optimizer.lr."""
     try:
         tree = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
     except OSError:
@@ -29,7 +29,7 @@ def configuration(run_dir):
 
 
 def metrics(record):
-    """What can be drawn, by its kind, and by its name if it has one: train/loss, set/code/loss. Null stands for "not known"."""
+    """Returns the numbers of a record under its kind, and its name if it has one: train/loss, set/code/loss. Null means "not known"."""
     milliseconds = int(1000 * record["wall"])
     numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k not in ("step", "wall")}
     prefix = "/".join(filter(None, [record["kind"], record.get("name")]))
@@ -37,7 +37,7 @@ def metrics(record):
 
 
 def open_run(client, experiment, name, run_dir):
-    """The id of the MLflow run: that of an earlier start, if there is one."""
+    """Returns the id of the MLflow run: that of an earlier start, if there is one."""
     kept = run_dir / "mlflow-run"
     if kept.exists():
         return kept.read_text(encoding="utf-8").strip()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Records of a run to Weights & Biases, as they are made:
+"""Sends the records of a run to Weights & Biases as they are written:
 
     metrics: {command: [python3, examples/metrics_wandb.py, --project, my-project]}
 
-weft starts it and writes a JSON object a line to its standard input (docs/use/metrics.md). Where the run lies comes in WEFT_RUN_DIR; its
-configuration goes along from config.yaml. A run that is resumed goes on under the same id. What wandb itself is told by its environment
-holds: WANDB_MODE=offline keeps everything in RUN/wandb, for `wandb sync` later."""
+weft starts this program and writes one JSON object per line to its standard input (docs/use/metrics.md). WEFT_RUN_DIR is the run directory,
+whose config.yaml is sent too. A resumed run continues under the same id. wandb's own environment variables apply: WANDB_MODE=offline keeps
+everything in RUN/wandb, for `wandb sync` later."""
 import argparse
 import hashlib
 import json
@@ -25,7 +25,7 @@ def configuration(run_dir):
 
 
 def values(record):
-    """What can be drawn, by its kind, and by its name if it has one: train/loss, set/code/loss. Null stands for "not known"."""
+    """Returns the numbers of a record under its kind, and its name if it has one: train/loss, set/code/loss. Null means "not known"."""
     numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k != "step"}
     prefix = "/".join(filter(None, [record["kind"], record.get("name")]))
     return {f"{prefix}/{key}": value for key, value in numbers.items()}

@@ -1,6 +1,6 @@
 #!/bin/bash
 # tools/gpu_check.sh without a GPU: packed, copied to another directory, and run there with the simulation, with an environment and a PATH
-# that have only what it says it needs. Each step must pass; without a plugin, steps fail and are counted.
+# that have only what its opening comment lists. Each step must pass; without a plugin, steps fail and are counted.
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
 needs_simulated_gpu

@@ -23,7 +23,7 @@ old() { find "cache/$1" -exec touch -h -d '40 days ago' {} +; }
 there() { [ -e "cache/$1/part-00000.tok" ] || fail "$2: cache/$1 is gone"; }
 gone() { [ ! -e "cache/$1" ] || fail "$2: cache/$1 is still there"; }
 
-# ---- a file that changes leaves its old cache behind ----
+# ---- when a file changes, its old cache remains ----
 letters 40 5 >text.txt
 first=$(made)
 letters 40 6 >text.txt

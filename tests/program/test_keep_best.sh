@@ -1,5 +1,5 @@
 #!/bin/bash
-# checkpoint.keep_best: the best checkpoint by a measured figure outlives those before and after it, whatever removes the others.
+# checkpoint.keep_best: the best checkpoint by a measured figure outlives those before and after it, in every way that the others are removed.
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$script")/../support/tasks.sh"
 

@@ -13,7 +13,7 @@ checkpoint: {every: 6}
 metrics: {tensorboard: false, log_freq: 1}
 run: {threads: 1}
 END
-# run DIR WORD...: runs weft train, which must succeed whatever the program does.
+# run DIR WORD...: runs weft train, which must succeed for any behaviour of the program.
 run() {
     local dir=$1 status=0
     shift

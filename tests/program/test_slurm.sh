@@ -104,7 +104,7 @@ word run.overwrite=false
 has said "queued again, after 9 restarts"
 ends 137 no STATUS=137 SLURM_RESTART_COUNT=10
 has said "10 are allowed"
-# Near the time limit the job is requeued any number of times, whatever status srun returns; a complete run is not.
+# Near the time limit the job is requeued any number of times, with any status of srun; a complete run is not.
 ends 75 yes SIGNALLED=yes SLURM_RESTART_COUNT=1000
 ends 137 yes SIGNALLED=yes STATUS=137 SLURM_RESTART_COUNT=1000
 ends 0 no SIGNALLED=yes STATUS=0

@@ -154,7 +154,7 @@ came_through() { # LAUNCHER RANK
     [ $((ticks % 250)) -ne 249 ] || kill -USR1 $(cat "/proc/$1/task/$1/children")
     return 1
 }
-# A second SIGINT ends it at once, with nothing said about saving.
+# A second SIGINT ends the run at once, without a message about saving.
 impatient() {
     local pid chief status=0
     "$weft" train run.yaml run.dir=impatient $long train.steps=1000000 schedule.total_steps=300 -n 2 >/dev/null 2>impatient.err </dev/null &

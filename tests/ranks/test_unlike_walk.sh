@@ -266,7 +266,7 @@ row "model.init: another weight under an adapter" lora "printf X | dd of=model/m
 row "model.config: another shape" shape "sed -i 's/\"intermediate_size\": 16/\"intermediate_size\": 32/' model/config.json" "" 78 "rank 1: model.intermediate_size is "
 row "model.config: missing" shape "rm model/config.json" "" 66 "rank 1: model/config.json"
 
-# A checkpoint to go on from.
+# A checkpoint to resume from.
 here=run/checkpoints/step-00000002
 row "checkpoint: of another seed" resume.had "rm -r run; mv again run" "" 65 "the checksum of the checkpoint's manifest is "
 row "checkpoint: none" resume.had "rm -r run/checkpoints" "" 65 "no checkpoint is good"
