@@ -11,6 +11,7 @@
 #include <string.h>
 #include <xxhash.h>
 #include <yaml.h>
+#include <zlib.h>
 #include <zstd.h>
 
 #include "comm/facts.h"
@@ -22,9 +23,9 @@ static void add_libraries(Text *out) {
     pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
     pcre2[strcspn(pcre2, " ")] = 0;
     unsigned xxhash = XXH_versionNumber();
-    text_printf(out, "libraries: libyaml %s, cJSON %s, PCRE2 %s, zstd %s, xxHash %u.%u.%u, %s\n",
-                yaml_get_version_string(), cJSON_Version(), pcre2, ZSTD_versionString(), xxhash / 10000,
-                xxhash / 100 % 100, xxhash % 100, OpenSSL_version(OPENSSL_VERSION));
+    text_printf(out, "libraries: libyaml %s, cJSON %s, PCRE2 %s, zstd %s, zlib %s, xxHash %u.%u.%u, %s\n",
+                yaml_get_version_string(), cJSON_Version(), pcre2, ZSTD_versionString(), zlibVersion(),
+                xxhash / 10000, xxhash / 100 % 100, xxhash % 100, OpenSSL_version(OPENSSL_VERSION));
 }
 
 /* Lines "name: value", so that two reports can be compared line by line. Nothing about the machine: see weft

@@ -36,17 +36,26 @@ struct CorpusReader {
     TextCheck check; /* of the returned chunks */
 };
 
-/* Names decide the format only. Compression is detected by content (data/input.h), so ".zst" is ignored
- * here. */
 static bool ends_with(const char *name, size_t length, const char *suffix) {
     size_t n = strlen(suffix);
     return length >= n && memcmp(name + length - n, suffix, n) == 0;
 }
 
+/* Bytes of the name without the suffix of a compression. Whether a file is compressed is decided by its
+ * content (data/input.h). */
+static size_t plain_length(const char *path) {
+    static const char *const suffixes[] = {".zst", ".gz", ".bgz"};
+    size_t length = strlen(path);
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++)
+        if (ends_with(path, length, suffixes[i])) return length - strlen(suffixes[i]);
+    return length;
+}
+
+bool corpus_named_compressed(const char *path) { return plain_length(path) < strlen(path); }
+
 SourceFormat corpus_format(const CorpusFile *file) {
     if (file->format != FORMAT_AUTO) return file->format;
-    size_t length = strlen(file->path);
-    if (ends_with(file->path, length, ".zst")) length -= 4;
+    size_t length = plain_length(file->path);
     bool json = ends_with(file->path, length, ".jsonl") || ends_with(file->path, length, ".ndjson") ||
                 ends_with(file->path, length, ".json");
     return json ? FORMAT_JSONL : FORMAT_TEXT;

@@ -3,8 +3,8 @@
  * A text file is one document, or several with `split`: lines (a document is a non-blank line and the blank
  * lines after it) or paragraphs (a run of non-blank lines and the blank lines after it). The concatenated
  * documents of a file are the file, byte for byte, except for a byte order mark. A JSON-lines file holds one
- * document per line, under a named key, or one conversation per line (data/chat.h). Each may be
- * zstd-compressed. Files that are not text are refused, by their format (data/file_format.h) or by their
+ * document per line, under a named key, or one conversation per line (data/chat.h). Each may be compressed
+ * with zstd or gzip. Files that are not text are refused, by their format (data/file_format.h) or by their
  * bytes (data/text_check.h).
  *
  * Memory is bounded: a long document comes in chunks, cut after a lone newline between two characters that
@@ -30,7 +30,8 @@
 /* How to read one file. */
 typedef struct CorpusFile {
     const char *path;
-    /* AUTO: JSON lines if the name ends in .jsonl, .ndjson or .json (before any .zst), else text */
+    /* AUTO: JSON lines if the name ends in .jsonl, .ndjson or .json, before any .zst, .gz or .bgz;
+     * else text */
     SourceFormat format;
     SourceSplit split; /* text only */
     const char *key;   /* JSON lines only; NULL or "" means "text" */
@@ -38,6 +39,8 @@ typedef struct CorpusFile {
 } CorpusFile;
 
 SourceFormat corpus_format(const CorpusFile *file); /* any but FORMAT_AUTO */
+/* For estimates of size: whether the name ends as those of compressed files do. */
+bool corpus_named_compressed(const char *path);
 
 /* A position between two chunks, where reading can resume later. */
 typedef struct CorpusPosition {

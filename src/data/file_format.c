@@ -105,7 +105,8 @@ static bool is_brotli(const FileEnds *e) {
 
 #define LINES "write its text as JSON lines (.jsonl)"
 #define UNPACK "unpack it and name the files that are in it"
-#define REPACK "decompress it, or compress it with zstd"
+#define REPACK "decompress it, or compress it with gzip or zstd"
+#define TWICE "it is compressed twice: decompress it once"
 #define TEXT_OF "weft tokenizes by itself: name the text that these ids were made of"
 #define EXTRACT "extract its text first"
 #define MODEL "data.sources takes text"
@@ -114,9 +115,9 @@ static bool is_brotli(const FileEnds *e) {
 
 /* clang-format off */
 static const FileFormat formats[] = {
-    {.name = "zstd", .kind = KIND_ZSTD, MAGIC("\x28\xb5\x2f\xfd")},
-    {.name = "zstd", .kind = KIND_ZSTD, .at = 1, MAGIC("\x2a\x4d\x18"), .also = is_skippable},
-    {"gzip data", REPACK, KIND_PACKED, 0, MAGIC("\x1f\x8b"), NULL},
+    {"zstd data", TWICE, KIND_ZSTD, 0, MAGIC("\x28\xb5\x2f\xfd"), NULL},
+    {"zstd data", TWICE, KIND_ZSTD, 1, MAGIC("\x2a\x4d\x18"), is_skippable},
+    {"gzip data", TWICE, KIND_GZIP, 0, MAGIC("\x1f\x8b"), NULL},
     {"xz data", REPACK, KIND_PACKED, 0, MAGIC("\xfd""7zXZ\0"), NULL},
     {"bzip2 data", REPACK, KIND_PACKED, 4, MAGIC("\x31\x41\x59\x26\x53\x59"), is_bzip2},
     {"bzip2 data", REPACK, KIND_PACKED, 4, MAGIC("\x17\x72\x45\x38\x50\x90"), is_bzip2},
@@ -201,6 +202,7 @@ ErrorCode file_format_refuse(const FileFormat *format, const char *path, Error *
     char shown[400];
     error_escape(shown, sizeof shown, path, strlen(path));
     return error_set(
-        err, ERR_DATA, "%s: this is %s; weft reads text and JSON lines, plain or compressed with zstd: %s%s",
-        shown, format->name, format->advice, format->kind == KIND_NOT_TEXT ? "; " FILE_ANY_BYTES : "");
+        err, ERR_DATA,
+        "%s: this is %s; weft reads text and JSON lines, plain or compressed with gzip or zstd: %s%s", shown,
+        format->name, format->advice, format->kind == KIND_NOT_TEXT ? "; " FILE_ANY_BYTES : "");
 }

@@ -1,8 +1,8 @@
 /* Recognises files that are not text by their content: data formats that weft does not read, and the
- * compressed one that it does. Names decide only where a format has no magic number.
+ * compressed ones that it does. Names decide only where a format has no magic number.
  *
  * Each format is a row of the table in file_format.c. A format that weft learns to read gets a `kind` of its
- * own, by which data/input.c chooses the decoder. */
+ * own, by which data/decoder.c finds its decoder. */
 #ifndef WEFT_DATA_FILE_FORMAT_H
 #define WEFT_DATA_FILE_FORMAT_H
 
@@ -25,7 +25,8 @@ typedef struct FileEnds {
 typedef enum FileKind {
     KIND_NOT_TEXT, /* refused, unless raw bytes are asked for */
     KIND_PACKED,   /* always refused: nobody wants to train on compressed bytes */
-    KIND_ZSTD
+    KIND_ZSTD,
+    KIND_GZIP
 } FileKind;
 
 typedef struct FileFormat {

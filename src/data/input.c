@@ -1,13 +1,13 @@
-/* Bytes of a source file, decompressed if it is zstd.
+/* Bytes of a source file, decompressed if it is zstd or gzip (data/decoder.h).
  *
  * Positions count decompressed content, which documents and their ids are made of; stored bytes are for
- * progress only. Resuming in the middle of a zstd file decompresses it from its beginning: frames have no
- * index, and decompressing is far faster than tokenizing, so a separate index would not pay.
+ * progress only. Resuming in the middle of a compressed file decompresses it from its beginning: frames have
+ * no index, and decompressing is far faster than tokenizing, so a separate index would not pay.
  *
  *  I1. `content` counts the bytes returned; `stored` the bytes read from the file. For plain files they are
  *      equal.
- *  I2. For zstd, `pending` is the last result of ZSTD_decompressStream: 0 exactly between frames, the only
- *      place where a file may end. */
+ *  I2. For compressed files, `whole` is true exactly between frames (zstd) or members (gzip), the only place
+ *      where a file may end. */
 #include "data/input.h"
 
 #include <errno.h>
@@ -17,25 +17,26 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <zstd.h>
 
 #include "base/file.h"
 #include "base/text.h"
+#include "data/decoder.h"
 #include "data/file_format.h"
 
 /* A few of zstd's blocks of at most 128 KiB. */
 enum { RAW_BYTES = 1 << 18 };
 
-/* `in` points into `raw`. The bytes between in.pos and in.size have been read, but not decompressed. */
+/* bytes.in[in_at, in_size) have been read, but not decompressed. */
 struct Input {
     char *path;
     int fd;
     bool any; /* accept any bytes */
     uint64_t content, stored;
-    ZSTD_DStream *zstd; /* NULL for a plain file */
-    char *raw;          /* compressed bytes read ahead */
-    ZSTD_inBuffer in;
-    size_t pending;
+    const Decoder *decoder; /* NULL for a plain file */
+    void *state;            /* the decoder's */
+    char *raw;              /* compressed bytes read ahead */
+    DecoderBytes bytes;
+    bool whole;
 };
 
 /* May return fewer bytes than asked for, as read does; only 0 is the end. Retries after signals. */
@@ -64,20 +65,23 @@ static FileEnds stored_ends(const Input *input, uint64_t size) {
     return ends;
 }
 
-static ErrorCode start_zstd(Input *input, Error *err) {
-    input->zstd = ZSTD_createDStream();
-    if (!input->zstd) return error_set(err, ERR_MEMORY, "%s: no memory for a zstd decoder", input->path);
+static ErrorCode start_decoder(Input *input, const Decoder *decoder, Error *err) {
+    input->decoder = decoder;
+    input->state = decoder->open();
+    if (!input->state)
+        return error_set(err, ERR_MEMORY, "%s: no memory for a decoder of %s", input->path, decoder->name);
     input->raw = mem_alloc(RAW_BYTES);
-    input->in.src = input->raw;
+    input->bytes.in = input->raw;
     return OK;
 }
 
-/* Decides by content, since names may be wrong: a gzip file named .txt would otherwise be trained on. */
-static ErrorCode start_decoder(Input *input, uint64_t size, Error *err) {
+/* Decides by content, since names may be wrong: an xz file named .txt would otherwise be trained on. */
+static ErrorCode recognise(Input *input, uint64_t size, Error *err) {
     FileEnds ends = stored_ends(input, size);
     const FileFormat *format = file_format_of(&ends);
     if (!format) return OK;
-    if (format->kind == KIND_ZSTD) return start_zstd(input, err);
+    const Decoder *decoder = decoder_of(format->kind);
+    if (decoder) return start_decoder(input, decoder, err);
     if (format->kind == KIND_NOT_TEXT && input->any) return OK;
     return file_format_refuse(format, input->path, err);
 }
@@ -104,7 +108,7 @@ ErrorCode input_open(Input **out, const char *path, bool any, Error *err) {
     input->path = mem_strdup(path);
     input->fd = fd;
     input->any = any;
-    ErrorCode code = start_decoder(input, (uint64_t)st.st_size, err);
+    ErrorCode code = recognise(input, (uint64_t)st.st_size, err);
     if (code != OK) {
         input_close(input);
         return code;
@@ -116,36 +120,47 @@ ErrorCode input_open(Input **out, const char *path, bool any, Error *err) {
 /* NULL is fine, and so is an input whose opening failed: missing members are NULL. */
 void input_close(Input *input) {
     if (!input) return;
-    ZSTD_freeDStream(input->zstd);
+    if (input->decoder) input->decoder->close(input->state);
     close(input->fd);
     free(input->raw);
     free(input->path);
     free(input);
 }
 
-/* Returns at least one byte unless the file ends. A file may consist of several frames. */
-static ErrorCode read_zstd(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
-    ZSTD_outBuffer made = {.dst = out, .size = capacity};
-    while (made.pos == 0) {
-        if (input->in.pos == input->in.size) {
-            size_t n = 0;
-            TRY(read_some(input, input->raw, RAW_BYTES, &n, err));
-            input->in.size = n;
-            input->in.pos = 0;
-            if (n == 0 && input->pending == 0) break;
-            if (n == 0)
-                return error_set(err, ERR_DATA,
-                                 "%s: truncated: the zstd data stops at byte %llu in the middle of a frame; "
-                                 "fetch the file again",
-                                 input->path, (unsigned long long)input->stored);
-        }
-        input->pending = ZSTD_decompressStream(input->zstd, &made, &input->in);
-        if (ZSTD_isError(input->pending))
-            return error_set(err, ERR_DATA,
-                             "%s: damaged zstd data before byte %llu: %s; fetch the file again", input->path,
-                             (unsigned long long)input->stored, ZSTD_getErrorName(input->pending));
+/* Offset in the stored file of the first byte that is not decompressed. */
+static unsigned long long decoded_position(const Input *input) {
+    return input->stored - (input->bytes.in_size - input->bytes.in_at);
+}
+
+/* More compressed bytes; *end at the end of the file. */
+static ErrorCode read_packed(Input *input, bool *end, Error *err) {
+    size_t n = 0;
+    TRY(read_some(input, input->raw, RAW_BYTES, &n, err));
+    input->bytes.in_size = n;
+    input->bytes.in_at = 0;
+    *end = n == 0;
+    if (n > 0 || input->whole) return OK;
+    return error_set(err, ERR_DATA,
+                     "%s: truncated: the %s data stops at byte %llu, before its end; fetch the file again",
+                     input->path, input->decoder->name, decoded_position(input));
+}
+
+/* Returns at least one byte unless the file ends. */
+static ErrorCode decompress(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
+    DecoderBytes *b = &input->bytes;
+    bool end = false;
+    b->out = out;
+    b->out_size = capacity;
+    b->out_at = 0;
+    while (b->out_at == 0) {
+        if (b->in_at == b->in_size) TRY(read_packed(input, &end, err));
+        if (end) break;
+        const char *wrong = input->decoder->run(input->state, b, &input->whole);
+        if (wrong)
+            return error_set(err, ERR_DATA, "%s: damaged %s data near byte %llu: %s; fetch the file again",
+                             input->path, input->decoder->name, decoded_position(input), wrong);
     }
-    *got = made.pos;
+    *got = b->out_at;
     return OK;
 }
 
@@ -154,11 +169,11 @@ static ErrorCode read_zstd(Input *input, char *out, size_t capacity, size_t *got
 ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
     *got = 0;
     if (capacity == 0) return OK;
-    if (input->zstd)
-        TRY(read_zstd(input, out, capacity, got, err));
+    if (input->decoder)
+        TRY(decompress(input, out, capacity, got, err));
     else
         TRY(read_some(input, out, capacity, got, err));
-    if (input->zstd && input->content == 0) TRY(check_content(input, out, *got, err));
+    if (input->decoder && input->content == 0) TRY(check_content(input, out, *got, err));
     input->content += *got;
     return OK;
 }
@@ -166,7 +181,7 @@ ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Erro
 /* A plain file may have become shorter than an earlier run's position if it was replaced. Seeking past its
  * end would succeed and look like an empty rest, so the size is checked first. */
 ErrorCode input_skip_to(Input *input, uint64_t offset, Error *err) {
-    if (!input->zstd) {
+    if (!input->decoder) {
         struct stat st;
         if (fstat(input->fd, &st) != 0 || offset > (uint64_t)st.st_size)
             return error_set(err, ERR_DATA, "%s: shorter than byte %llu, where reading was to go on",

@@ -1,5 +1,5 @@
-/* Bytes of one input file, plain or zstd-compressed (detected by content, not name), read from front to
- * back. */
+/* Bytes of one input file, plain or compressed with zstd or gzip (detected by content, not name), read from
+ * front to back. */
 #ifndef WEFT_DATA_INPUT_H
 #define WEFT_DATA_INPUT_H
 
@@ -12,12 +12,12 @@
 typedef struct Input Input;
 
 /* Opens a regular file. Known non-text formats (data/file_format.h) are refused by name. With `any`, only
- * compressed files other than zstd's are refused. */
+ * compressed files that weft cannot decompress are refused. */
 ErrorCode input_open(Input **input, const char *path, bool any, Error *err);
 void input_close(Input *input);
 
-/* Reads up to `capacity` bytes of content; *got == 0 only at the end. A truncated compressed file is
- * ERR_DATA. */
+/* Reads up to `capacity` bytes of content; *got == 0 only at the end. A truncated or
+ * damaged compressed file is ERR_DATA, with the offset in the stored file. */
 ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Error *err);
 /* Moves forward to byte `offset` of the content: a seek in a plain file, decompression in a compressed one.
  */

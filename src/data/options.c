@@ -12,7 +12,8 @@ static const Option source_options[] = {
          "Share of the mixture, relative to the other sources; 0 for all: sources are one corpus."),
     /* Names can be misleading, so `auto` can be overridden. */
     CHOICE("format", format, "auto", CHOICE_WORDS(SOURCE_FORMATS), UNKNOWN,
-           "auto goes by the name: .jsonl, .json, .ndjson are JSON lines; a further .zst is ignored. chat: a "
+           "auto goes by the name: .jsonl, .json, .ndjson are JSON lines; a further .zst or .gz is ignored. "
+           "chat: a "
            "conversation a line, as messages or prompt and completion."),
     TEXT("key", key, "", UNKNOWN,
          "JSON lines: the member that holds the text, or the messages; empty: text, messages."),

@@ -1,7 +1,5 @@
 /* Trains a tokenizer from files: reads chunks of all sources in order and counts their words. One thread
  * reads, all threads count, and merges are learned from the counts (tokenizer_train.c). */
-#include <string.h>
-
 #include "base/file.h"
 #include "data/corpus.h"
 #include "tokenizer/tokenizer_train.h"
@@ -55,8 +53,7 @@ static ErrorCode total_size(const char *const *paths, size_t count, uint64_t *to
     for (size_t i = 0; i < count; i++) {
         uint64_t bytes = 0;
         TRY(file_size(paths[i], &bytes, err));
-        size_t length = strlen(paths[i]);
-        compressed |= length > 4 && strcmp(paths[i] + length - 4, ".zst") == 0;
+        compressed |= corpus_named_compressed(paths[i]);
         *total += bytes;
     }
     if (compressed) *total = 0;

@@ -33,7 +33,7 @@ typedef ErrorCode (*DocumentSource)(void *context, const char **text, size_t *le
 ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *options, DocumentSource source,
                           void *context, Error *err);
 
-/* The same over text and JSON-lines files, zstd-compressed or not, as data/corpus.h reads them. `key` names
+/* The same over text and JSON-lines files, compressed or not, as data/corpus.h reads them. `key` names
  * the member with the text; NULL is "text". Sets total_bytes itself. */
 ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *options, const char *const *paths,
                                 size_t count, const char *key, Error *err);

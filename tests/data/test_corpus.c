@@ -134,10 +134,11 @@ static void test_reading_goes_on_anywhere(void **state) {
     char *text = random_text(length, 3);
     files_write("plain.txt", text, length);
     files_zstd("packed.txt.zst", text, length, SIZE_MAX);
+    files_gzip("packed.txt.gz", text, length, SIZE_MAX);
     free(text);
-    for (int i = 0; i < 2; i++) {
-        CorpusFile file = {files_path(i ? "packed.txt.zst" : "plain.txt"), FORMAT_AUTO, SPLIT_FILE, NULL,
-                           ENCODING_UTF8};
+    static const char *const names[] = {"plain.txt", "packed.txt.zst", "packed.txt.gz"};
+    for (int i = 0; i < 3; i++) {
+        CorpusFile file = {files_path(names[i]), FORMAT_AUTO, SPLIT_FILE, NULL, ENCODING_UTF8};
         Documents whole, rest;
         Error err;
         assert_int_equal(collect(&file, NULL, &whole, &err), OK);
@@ -163,9 +164,10 @@ static void test_json_lines(void **state) {
     uint64_t lines[] = {1, 4, 5};
     files_text("a.jsonl", text);
     files_zstd("a.jsonl.zst", text, strlen(text), SIZE_MAX);
-    for (int i = 0; i < 2; i++) {
-        CorpusFile file = {files_path(i ? "a.jsonl.zst" : "a.jsonl"), FORMAT_AUTO, SPLIT_FILE, NULL,
-                           ENCODING_UTF8};
+    files_gzip("a.json.gz", text, strlen(text), SIZE_MAX);
+    static const char *const names[] = {"a.jsonl", "a.jsonl.zst", "a.json.gz"};
+    for (int i = 0; i < 3; i++) {
+        CorpusFile file = {files_path(names[i]), FORMAT_AUTO, SPLIT_FILE, NULL, ENCODING_UTF8};
         assert_int_equal(corpus_format(&file), FORMAT_JSONL);
         CorpusReader *r;
         Error err;
@@ -274,7 +276,6 @@ static const Foreign foreign[] = {
     {"a.pt", "checkpoint of PyTorch",
      FRONT("PK\3\4\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x10\0\0\0archive/data.pkl"), 256, ""},
     {"a.zip", "zip archive", FRONT("PK\3\4\x0a\0\0\0"), 64, ""},
-    {"a.gz", "gzip", FRONT("\x1f\x8b\x08"), 64, ""},
     {"a.xz", "xz",
      FRONT("\xfd"
            "7zXZ\0"),
@@ -328,7 +329,7 @@ static size_t foreign_bytes(const Foreign *f, char out[1100]) {
     return size + tail;
 }
 
-/* Each is refused by name and with advice, also within zstd and under a text file's name. */
+/* Each is refused by name and with advice, also within zstd and gzip and under a text file's name. */
 static void test_foreign_files_are_refused(void **state) {
     (void)state;
     char bytes[1100];
@@ -344,6 +345,14 @@ static void test_foreign_files_are_refused(void **state) {
     assert_int_equal(read_all(files_write("plain.txt", bytes, length), &err), ERR_DATA);
     assert_int_equal(read_all(files_zstd("a.npy.zst", bytes, length, SIZE_MAX), &err), ERR_DATA);
     assert_non_null(strstr(err.message, "NumPy array"));
+    assert_int_equal(read_all(files_gzip("a.npy.gz", bytes, length, SIZE_MAX), &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "NumPy array"));
+    Text twice = {0};
+    files_add_member(&twice, "text", 4, false);
+    assert_int_equal(read_all(files_gzip("a.gz.gz", twice.data, twice.length, SIZE_MAX), &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "this is gzip data; weft reads"));
+    assert_non_null(strstr(err.message, "compressed twice"));
+    text_free(&twice);
 }
 
 /* Any bytes are accepted if the source asks for them, but never compressed ones. */
@@ -439,6 +448,79 @@ static void test_bad_zstd(void **state) {
     free(text);
 }
 
+/* The joined content of all members is the file, however they are cut; an empty one is not the end, and zeros
+ * may follow the last. */
+static void test_gzip_members(void **state) {
+    (void)state;
+    char *text = random_text(300000, 13);
+    for (int kind = 0; kind < 4; kind++) {
+        bool bgzf = kind == 3;
+        Text packed = {0};
+        size_t step = kind == 0 ? 300000 : kind == 1 ? 99999 : 5000;
+        for (size_t at = 0; at < 300000; at += step) {
+            files_add_member(&packed, text + at, 300000 - at < step ? 300000 - at : step, bgzf);
+            if (at % 20000 == 0 || bgzf) files_add_member(&packed, "", 0, bgzf);
+        }
+        if (kind == 2) text_add(&packed, (char[1000]){0}, 1000);
+        CorpusFile file = {files_write("members.txt", packed.data, packed.length), FORMAT_TEXT, SPLIT_FILE,
+                           NULL, ENCODING_UTF8};
+        Documents got;
+        Error err;
+        if (collect(&file, NULL, &got, &err) != OK) fail_msg("%s", err.message);
+        assert_int_equal(got.all.length, 300000);
+        assert_memory_equal(got.all.data, text, 300000);
+        text_free(&got.all);
+        text_free(&packed);
+    }
+    free(text);
+}
+
+static void expect_bad_gzip(const char *bytes, size_t length, const char *words) {
+    Error err = {0};
+    assert_int_equal(read_all(files_write("bad.gz", bytes, length), &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "bad.gz: "));
+    if (!strstr(err.message, words)) fail_msg("no \"%s\" in: %s", words, err.message);
+}
+
+/* A file cut anywhere ends in an error with the place. A flipped bit does, too, except in the parts of the
+ * header that mean nothing for the content, and in the bits that fill up the last byte of the content. */
+static void test_bad_gzip(void **state) {
+    (void)state;
+    char *text = random_text(3000, 17), words[80];
+    Text packed = {0};
+    files_add_member(&packed, text, 3000, false);
+    size_t length = packed.length, tried = 0, wrong = 0;
+    Error err = {0};
+    for (size_t keep = 2; keep < length; keep++) {
+        snprintf(words, sizeof words, "truncated: the gzip data stops at byte %zu,", keep);
+        expect_bad_gzip(packed.data, keep, words);
+    }
+    for (size_t bit = 16; bit < 8 * length; bit++) {
+        if (bit / 8 >= 4 && bit / 8 < 10) continue; /* time, flags of the compressor, system */
+        if (bit / 8 == 3) continue;                 /* flags: another header */
+        tried++;
+        packed.data[bit / 8] ^= (char)(1 << bit % 8);
+        wrong += read_all(files_write("bad.gz", packed.data, length), &err) == ERR_DATA;
+        packed.data[bit / 8] ^= (char)(1 << bit % 8);
+    }
+    assert_true(wrong + 7 >= tried);
+    packed.data[length - 6] ^= 1;
+    expect_bad_gzip(packed.data, length, "damaged gzip data near byte");
+    packed.data[length - 6] ^= 1;
+    packed.data[3] |= (char)0xe0;
+    expect_bad_gzip(packed.data, length, "unknown header flags set");
+    packed.data[3] &= 0x1f;
+    text_add(&packed, "\0\0trailing", 10);
+    snprintf(words, sizeof words, "damaged gzip data near byte %zu: bytes that are not gzip follow",
+             length + 2);
+    expect_bad_gzip(packed.data, packed.length, words);
+    packed.length = length;
+    text_add(&packed, "\x1f\x8b\x07more", 7);
+    expect_bad_gzip(packed.data, packed.length, "unknown compression method");
+    text_free(&packed);
+    free(text);
+}
+
 static void test_shrunken_file(void **state) {
     (void)state;
     Error err = {0};
@@ -447,6 +529,9 @@ static void test_shrunken_file(void **state) {
     Documents got;
     assert_int_equal(collect(&file, &from, &got, &err), ERR_DATA);
     file.path = files_zstd("short.zst", "abc", 3, SIZE_MAX);
+    assert_int_equal(collect(&file, &from, &got, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "shorter"));
+    file.path = files_gzip("short.gz", "abc", 3, SIZE_MAX);
     assert_int_equal(collect(&file, &from, &got, &err), ERR_DATA);
     assert_non_null(strstr(err.message, "shorter"));
 }
@@ -465,6 +550,8 @@ int main(void) {
         cmocka_unit_test(test_any_bytes),
         cmocka_unit_test(test_text_is_not_refused),
         cmocka_unit_test(test_bad_zstd),
+        cmocka_unit_test(test_gzip_members),
+        cmocka_unit_test(test_bad_gzip),
         cmocka_unit_test(test_shrunken_file),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);

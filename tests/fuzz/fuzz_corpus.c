@@ -1,8 +1,9 @@
-/* Fuzzes a file of text or JSON lines; the first byte of the input selects how it is read. Text chunks
- * together are the file; a reader that resumes from a position between two chunks returns the same; JSON
- * lines give their text or an error. */
+/* Fuzzes a file of text or JSON lines; the first byte of the input selects how it is read, and whether it is
+ * packed into gzip members first. Text chunks together are the file; a reader that resumes from a position
+ * between two chunks returns the same; JSON lines give their text or an error. */
 #include <stdlib.h>
 #include <string.h>
+#include <zlib.h>
 
 #include "base/text.h"
 #include "data/corpus.h"
@@ -66,8 +67,38 @@ static void check_lines(const CorpusFile *file) {
 /* Compares with the content of the file, unless that is compressed. */
 static void check_content(const Digest *whole, const uint8_t *data, size_t size) {
     if (size >= 4 && (memcmp(data, "\x28\xb5\x2f\xfd", 4) == 0 || (data[0] & 0xf0) == 0x50)) return;
+    if (size >= 2 && memcmp(data, "\x1f\x8b", 2) == 0) return;
     if (size >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0) data += 3, size -= 3;
     REQUIRE(whole->text.length - whole->pieces == size);
+}
+
+static void add_member(Text *out, const uint8_t *data, size_t size) {
+    uint8_t packed[1 << 12];
+    z_stream z = {.avail_in = (unsigned)size};
+    z.next_in = (Bytef *)(uintptr_t)data;
+    REQUIRE(deflateInit2(&z, 1, Z_DEFLATED, 16 + MAX_WBITS, 8, Z_DEFAULT_STRATEGY) == Z_OK);
+    int code;
+    do {
+        z.next_out = packed;
+        z.avail_out = sizeof packed;
+        code = deflate(&z, Z_FINISH);
+        text_add(out, (const char *)packed, sizeof packed - z.avail_out);
+    } while (code == Z_OK);
+    REQUIRE(code == Z_STREAM_END);
+    deflateEnd(&z);
+}
+
+/* Two members with content, at a place that the content draws, an empty one between them, and zeros. */
+static const char *packed_file(const uint8_t *data, size_t size) {
+    Text packed = {0};
+    size_t cut = size > 0 ? data[size / 2] % size : 0;
+    add_member(&packed, data, cut);
+    add_member(&packed, data, 0);
+    add_member(&packed, data + cut, size - cut);
+    text_add(&packed, "\0\0\0", size % 4);
+    const char *path = fuzz_file("corpus", packed.data, packed.length);
+    text_free(&packed);
+    return path;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -78,7 +109,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                        .split = (SourceSplit)(data[0] / 2 % 3),
                        .key = data[0] & 8 ? "a\x1b[31m" : NULL,
                        .encoding = data[0] & 16 ? ENCODING_UTF8 : ENCODING_BYTES};
-    file.path = fuzz_file("corpus", data + 1, size - 1);
+    file.path = data[0] & 64 ? packed_file(data + 1, size - 1) : fuzz_file("corpus", data + 1, size - 1);
     Digest whole = {0};
     fuzz_memory_start();
     bool good = fuzz_ok(read_pieces(&file, NULL, SIZE_MAX, &whole, &end, &err), &err);

@@ -33,6 +33,27 @@ done
 exits 0 tokenize run.yaml 'data.sources=[{path: program.txt, encoding: bytes}]'
 exits 0 tokenizer train program.txt --vocab 260 --out t.json --bytes
 
+# ---- compressed files are recognized by content, whatever their names ----
+tokens_of() { exits 0 tokenize run.yaml "data.sources=[$1]"; grep ^tokens out; }
+plain=$(tokens_of text.txt)
+gzip -c text.txt >text.txt.gz
+gzip -c text.txt >named.txt
+{ head -n 2 text.txt | gzip -c; tail -n +3 text.txt | gzip -c; } >members.txt.gz
+for file in text.txt.gz named.txt members.txt.gz; do
+    [ "$(tokens_of $file)" = "$plain" ] || fail "$file has other tokens than text.txt: $(cat out)"
+done
+for i in 1 2 3; do echo "{\"text\": \"line $i of many\"}"; done >some.jsonl
+gzip -c some.jsonl >some.json.gz
+[ "$(tokens_of some.json.gz)" = "$(tokens_of some.jsonl)" ] || fail "some.json.gz has other tokens than some.jsonl"
+exits 0 train run.yaml run.dir=packed "data.sources=[text.txt.gz]" "evaluation.tasks=[{path: text.txt.gz, task: text}]"
+exits 0 tokenizer train some.json.gz --vocab 260 --out t.json
+head -c $(($(stat -c %s text.txt.gz) - 5)) text.txt.gz >cut.txt.gz
+refused 65 "cut.txt.gz: truncated: the gzip data stops at byte $(stat -c %s cut.txt.gz)" tokenize run.yaml "data.sources=[cut.txt.gz]"
+{ cat text.txt.gz; echo more; } >longer.txt.gz
+refused 65 "longer.txt.gz: damaged gzip data near byte $(stat -c %s text.txt.gz): " tokenize run.yaml "data.sources=[longer.txt.gz]"
+gzip -c text.txt.gz >twice.gz
+refused 65 "twice.gz: this is gzip data; weft reads text and JSON lines, plain or compressed with gzip or zstd: it is compressed twice" tokenize run.yaml "data.sources=[twice.gz]"
+
 # A few invalid characters are counted, at each start.
 for ((i = 0; i < 40; i++)); do echo "a line of text"; done >most.txt
 printf '\xe9\xff\n' >>most.txt

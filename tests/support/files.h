@@ -1,4 +1,4 @@
-/* Temporary files for tests: a directory that is removed at the end, and files in it, plain or zstd. */
+/* Temporary files for tests: a directory that is removed at the end, and files in it, plain or compressed. */
 #ifndef WEFT_TESTS_FILES_H
 #define WEFT_TESTS_FILES_H
 
@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <zlib.h>
 #include <zstd.h>
 
 #include <cmocka.h>
@@ -51,6 +52,34 @@ static inline const char *files_zstd(const char *name, const void *data, size_t 
     assert_false(ZSTD_isError(n));
     const char *path = files_write(name, packed, n < keep ? n : keep);
     free(packed);
+    return path;
+}
+
+/* Appends a gzip member to `out`. With `bgzf`, in the form of bgzip: its header has the member's size. */
+static inline void files_add_member(Text *out, const void *data, size_t length, bool bgzf) {
+    unsigned char size[6] = {'B', 'C', 2, 0, 0, 0};
+    gz_header header = {.extra = size, .extra_len = sizeof size, .os = 255};
+    z_stream z = {.avail_in = (unsigned)length};
+    z.next_in = (Bytef *)(uintptr_t)data;
+    size_t bound = compressBound(length) + 64;
+    char *packed = malloc(bound);
+    assert_int_equal(deflateInit2(&z, 6, Z_DEFLATED, 16 + MAX_WBITS, 8, Z_DEFAULT_STRATEGY), Z_OK);
+    if (bgzf) assert_int_equal(deflateSetHeader(&z, &header), Z_OK);
+    z.next_out = (Bytef *)packed;
+    z.avail_out = (unsigned)bound;
+    assert_int_equal(deflate(&z, Z_FINISH), Z_STREAM_END);
+    for (int i = 0; bgzf && i < 2; i++) packed[16 + i] = (char)((z.total_out - 1) >> (8 * i));
+    text_add(out, packed, z.total_out);
+    deflateEnd(&z);
+    free(packed);
+}
+
+/* One member; keep < SIZE_MAX cuts the compressed file to so many bytes. */
+static inline const char *files_gzip(const char *name, const void *data, size_t length, size_t keep) {
+    Text packed = {0};
+    files_add_member(&packed, data, length, false);
+    const char *path = files_write(name, packed.data, packed.length < keep ? packed.length : keep);
+    text_free(&packed);
     return path;
 }
 

@@ -252,20 +252,20 @@ static void test_files(void **state) {
     (void)state;
     static const char plain[] = "one two three\nthree two one\n",
                       json[] = "{\"body\": \"one two three\\nthree two one\\n\"}\n";
-    const char *paths[3] = {files_text("a.txt", plain),
-                            files_zstd("a.txt.zst", plain, strlen(plain), SIZE_MAX),
-                            files_text("a.jsonl", json)};
-    Text results[3];
+    const char *paths[4] = {
+        files_text("a.txt", plain), files_zstd("a.txt.zst", plain, strlen(plain), SIZE_MAX),
+        files_text("a.jsonl", json), files_gzip("a.jsonl.gz", json, strlen(json), SIZE_MAX)};
+    Text results[4];
     Error err = {0};
     const TokenizerTrainOptions o = {.vocab_size = 266, .quiet = true};
     Tokenizer *t;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         if (tokenizer_train_files(&t, &o, &paths[i], 1, "body", &err) != OK) fail_msg("%s", err.message);
         results[i] = saved(t);
         assert_same(&results[0], &results[i]);
         tokenizer_free(t);
     }
-    free_texts(results, 3);
+    free_texts(results, 4);
     const char *missing = files_path("missing.txt");
     assert_int_equal(tokenizer_train_files(&t, &o, &missing, 1, NULL, &err), ERR_NOINPUT);
     assert_null(t);
