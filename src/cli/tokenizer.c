@@ -86,7 +86,7 @@ static const Flag train_flags[] = {
      "how text is cut into pieces: gpt2, llama3 (default), qwen2, qwen35, tekken or o200k"},
     {"--special", 's', "A,B,...",
      "special tokens, with the last ids; default <|begin_of_text|>,<|end_of_text|>"},
-    {"--key", 'k', "NAME", "JSON lines: the member that holds the text; default text"},
+    {"--key", 'k', "NAME", "JSON lines and Parquet: the member or column that holds the text; default text"},
     {"--bytes", 'b', NULL, "take files as they are; without it what is not UTF-8 text is refused"},
     {"--threads", 't', "N", "threads; default: all cores. The result does not depend on it"},
     {NULL, 0, NULL, NULL},
@@ -96,7 +96,8 @@ const Verb verb_tokenizer_train = {
     .name = "tokenizer train",
     .summary = "learn a byte-level BPE tokenizer from text",
     .synopsis = "FILE... --vocab N --out tokenizer.json",
-    .details = "Counts the words of text and JSON-lines files (.jsonl), plain or compressed (gzip, zstd), "
+    .details = "Counts the words of text, JSON-lines (.jsonl; each plain, gzip or zstd) and Parquet files "
+               "(.parquet), "
                "and merges "
                "the most frequent pair of neighbours until the vocabulary is full. The result is a Hugging "
                "Face tokenizer.json, and depends on the text alone.\n\n"

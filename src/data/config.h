@@ -9,8 +9,9 @@
 #include "base/options.h"
 #include "tokenizer/tokenizer.h"
 
-#define SOURCE_FORMATS(X) \
-    X(FORMAT_AUTO, "auto") X(FORMAT_TEXT, "text") X(FORMAT_JSONL, "jsonl") X(FORMAT_CHAT, "chat")
+#define SOURCE_FORMATS(X)  \
+    X(FORMAT_AUTO, "auto") \
+    X(FORMAT_TEXT, "text") X(FORMAT_JSONL, "jsonl") X(FORMAT_CHAT, "chat") X(FORMAT_PARQUET, "parquet")
 typedef enum SourceFormat { SOURCE_FORMATS(CHOICE_CONSTANT) } SourceFormat;
 /* How a text file is split into documents. */
 #define SOURCE_SPLITS(X) X(SPLIT_FILE, "file") X(SPLIT_PARAGRAPHS, "paragraphs") X(SPLIT_LINES, "lines")
@@ -32,6 +33,7 @@ typedef struct DataSource {
     double weight; /* weight in the mixture, relative to the others; 0 for all: one corpus */
     int format;    /* SourceFormat */
     char *key;     /* JSON lines: the member that holds the text, or a conversation's messages */
+    char *column;  /* Parquet: the column that holds the text */
     int split;     /* SourceSplit */
     int encoding;  /* SourceEncoding */
     char *name;    /* name of the validation set that its validation data belongs to; "": none */

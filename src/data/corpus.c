@@ -1,4 +1,5 @@
-/* Reads documents from files: plain text, cut into chunks and documents, or one document per line of JSON.
+/* Reads documents from files: plain text, cut into chunks and documents, or one document per line of JSON, or
+ * per row of a Parquet file.
  *
  * A text file may be larger than memory, and a document as large as its file. So text is returned in chunks,
  * each determined from a window of the file. Where a window ends is an accident of reading (a short read,
@@ -8,8 +9,8 @@
  *  C1. buffer[begin, end) holds content bytes not returned yet; `position` is the position of buffer[begin].
  *  C2. A reader opened at corpus_position() returns exactly the chunks that this reader would have returned
  *      next.
- *  C3. The ends of chunks depend on the content after `position` alone, never on how reads happened to
- * fall. */
+ *  C3. The ends of chunks depend on the content after `position` alone, never on how reads happened to fall.
+ *  C4. A Parquet file has `rows` in place of `input` and the buffer. */
 #include "data/corpus.h"
 
 #include <stdio.h>
@@ -18,7 +19,9 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "data/file_format.h"
 #include "data/input.h"
+#include "data/parquet.h"
 #include "data/text_check.h"
 
 /* Large enough that the system call costs nothing compared with tokenizing, and small compared with the
@@ -28,6 +31,7 @@ enum { READ_BYTES = 1 << 20 };
 struct CorpusReader {
     const CorpusFile *file;
     SourceFormat format;
+    Parquet *rows;
     Input *input;
     char *buffer;
     size_t begin, end, capacity;
@@ -58,8 +62,11 @@ SourceFormat corpus_format(const CorpusFile *file) {
     size_t length = plain_length(file->path);
     bool json = ends_with(file->path, length, ".jsonl") || ends_with(file->path, length, ".ndjson") ||
                 ends_with(file->path, length, ".json");
+    if (ends_with(file->path, length, ".parquet")) return FORMAT_PARQUET;
     return json ? FORMAT_JSONL : FORMAT_TEXT;
 }
+
+bool corpus_has_lines(SourceFormat format) { return format == FORMAT_JSONL || format == FORMAT_CHAT; }
 
 static void forget_handed_out(CorpusReader *r) {
     if (r->begin == 0) return;
@@ -69,6 +76,7 @@ static void forget_handed_out(CorpusReader *r) {
 }
 
 void corpus_shrink(CorpusReader *r) {
+    if (r->rows) return;
     forget_handed_out(r);
     r->capacity = r->end + READ_BYTES;
     r->buffer = mem_grow(r->buffer, r->capacity);
@@ -99,21 +107,31 @@ static ErrorCode skip_byte_order_mark(CorpusReader *r, Error *err) {
     return OK;
 }
 
+static ErrorCode open_input(CorpusReader *r, const CorpusPosition *from, Error *err) {
+    r->buffer = mem_alloc(READ_BYTES);
+    r->capacity = READ_BYTES;
+    TRY(input_open(&r->input, r->file->path, r->file->encoding == ENCODING_BYTES, err));
+    return from ? input_skip_to(r->input, from->offset, err) : skip_byte_order_mark(r, err);
+}
+
+static const char *key_of(const CorpusFile *file) { return file->key && file->key[0] ? file->key : "text"; }
+
+/* A string may have a NUL if the file declares it as text. */
+static ErrorCode open_rows(CorpusReader *r, const CorpusPosition *from, Error *err) {
+    TRY(parquet_open(&r->rows, r->file->path, key_of(r->file), err));
+    r->check.nul_is_text = parquet_is_text(r->rows);
+    return from ? parquet_skip_to(r->rows, from->offset, err) : OK;
+}
+
 ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const CorpusPosition *from, Error *err) {
     *reader = NULL;
     CorpusReader *r = mem_alloc(sizeof *r);
     r->file = file;
     r->format = corpus_format(file);
-    r->buffer = mem_alloc(READ_BYTES);
-    r->capacity = READ_BYTES;
-    ErrorCode code = input_open(&r->input, file->path, file->encoding == ENCODING_BYTES, err);
-    if (code == OK && from && from->offset > 0) {
-        r->position = *from;
-        r->check.begin = from->offset;
-        code = input_skip_to(r->input, from->offset, err);
-    } else if (code == OK) {
-        code = skip_byte_order_mark(r, err);
-    }
+    if (from && from->offset == 0) from = NULL;
+    if (from) r->position = *from;
+    r->check.begin = r->position.offset;
+    ErrorCode code = r->format == FORMAT_PARQUET ? open_rows(r, from, err) : open_input(r, from, err);
     if (code != OK) {
         corpus_close(r);
         return code;
@@ -124,6 +142,7 @@ ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const Corpu
 
 void corpus_close(CorpusReader *r) {
     if (!r) return;
+    parquet_close(r->rows);
     input_close(r->input);
     free(r->buffer);
     free(r);
@@ -132,16 +151,23 @@ void corpus_close(CorpusReader *r) {
 /* Position of the first byte that was not returned. Bytes that were read ahead do not count, so a build that
  * resumes there misses nothing. */
 CorpusPosition corpus_position(const CorpusReader *r) { return r->position; }
-uint64_t corpus_stored_position(const CorpusReader *r) { return input_stored_position(r->input); }
+uint64_t corpus_stored_position(const CorpusReader *r) {
+    return r->rows ? parquet_stored_position(r->rows) : input_stored_position(r->input);
+}
 uint64_t corpus_text_bytes(const CorpusReader *r) { return r->check.bytes; }
 uint64_t corpus_invalid_bytes(const CorpusReader *r) { return r->check.invalid; }
 
+uint64_t corpus_null_rows(const CorpusReader *r) { return r->rows ? parquet_nulls(r->rows) : 0; }
+
 void corpus_report(const CorpusReader *r) {
-    char path[400], invalid[32], all[32];
-    if (r->check.invalid == 0) return;
-    log_warn("%s: %s of %s bytes are not UTF-8; they were taken as they are",
-             error_escape(path, sizeof path, r->file->path, strlen(r->file->path)),
-             text_count((int64_t)r->check.invalid, invalid), text_count((int64_t)r->check.bytes, all));
+    char path[400], some[32], all[32];
+    error_escape(path, sizeof path, r->file->path, strlen(r->file->path));
+    if (r->check.invalid > 0)
+        log_warn("%s: %s of %s bytes are not UTF-8; they were taken as they are", path,
+                 text_count((int64_t)r->check.invalid, some), text_count((int64_t)r->check.bytes, all));
+    if (corpus_null_rows(r) > 0)
+        log_warn("%s: rows without text (null): %s; they were skipped", path,
+                 text_count((int64_t)corpus_null_rows(r), some));
 }
 
 static bool is_continuation(char byte) { return ((unsigned char)byte & 0xc0) == 0x80; }
@@ -302,8 +328,34 @@ static ErrorCode next_line(CorpusReader *r, CorpusChunk *chunk, bool *more, Erro
     return OK;
 }
 
+static ErrorCode check_row(CorpusReader *r, const ParquetString *s, Error *err) {
+    if (r->file->encoding != ENCODING_UTF8) return OK;
+    text_check_add(&r->check, s->bytes, s->length);
+    if (r->check.nuls == 0) return OK;
+    return error_set(err, ERR_DATA, "%s: column '%s', row %llu: not text: it has a NUL; " FILE_ANY_BYTES,
+                     r->file->path, key_of(r->file), (unsigned long long)s->row + 1);
+}
+
+/* An empty text is no document, as in JSON lines. */
+static ErrorCode next_row(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
+    ParquetString s;
+    do {
+        TRY(parquet_next(r->rows, &s, more, err));
+        if (!*more) return OK;
+    } while (s.length == 0);
+    TRY(check_row(r, &s, err));
+    *chunk = (CorpusChunk){s.bytes, s.length, s.row + 1, true, true};
+    r->position = (CorpusPosition){s.row + 1, s.row + 1, false};
+    return OK;
+}
+
+static ErrorCode next_chunk(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
+    if (r->rows) return next_row(r, chunk, more, err);
+    return r->format == FORMAT_TEXT ? next_text(r, chunk, more, err) : next_line(r, chunk, more, err);
+}
+
 ErrorCode corpus_next(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
-    TRY(r->format == FORMAT_TEXT ? next_text(r, chunk, more, err) : next_line(r, chunk, more, err));
+    TRY(next_chunk(r, chunk, more, err));
     /* The rest of a file that was partly read before may be too short to judge. */
     bool end = !*more && r->check.begin == 0;
     return text_check_judge(&r->check, r->file->path, end, err);
@@ -327,7 +379,7 @@ static ErrorCode missing_key(const char *where, const char *key, const cJSON *ob
 /* An empty text is not an error: real corpora have such lines, and they make no document. A value that is not
  * a string is an error, since it would otherwise be skipped silently, line after line. */
 ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusChunk *chunk, Text *out, Error *err) {
-    const char *key = file->key && file->key[0] ? file->key : "text";
+    const char *key = key_of(file);
     char path[400], where[512], shown[128];
     error_escape(path, sizeof path, file->path, strlen(file->path));
     snprintf(where, sizeof where, "%s:%llu", path, (unsigned long long)chunk->line);

@@ -4,7 +4,7 @@
  * lines after it) or paragraphs (a run of non-blank lines and the blank lines after it). The concatenated
  * documents of a file are the file, byte for byte, except for a byte order mark. A JSON-lines file holds one
  * document per line, under a named key, or one conversation per line (data/chat.h). Each may be compressed
- * with zstd or gzip. Files that are not text are refused, by their format (data/file_format.h) or by their
+ * with zstd or gzip. A Parquet file holds one document per row, in a named column (data/parquet.h). Files that are not text are refused, by their format (data/file_format.h) or by their
  * bytes (data/text_check.h).
  *
  * Memory is bounded: a long document comes in chunks, cut after a lone newline between two characters that
@@ -30,30 +30,31 @@
 /* How to read one file. */
 typedef struct CorpusFile {
     const char *path;
-    /* AUTO: JSON lines if the name ends in .jsonl, .ndjson or .json, before any .zst, .gz or .bgz;
-     * else text */
+    /* AUTO: JSON lines if the name ends in .jsonl, .ndjson or .json, before any .zst, .gz or .bgz; Parquet if
+     * it ends in .parquet; else text */
     SourceFormat format;
     SourceSplit split; /* text only */
-    const char *key;   /* JSON lines only; NULL or "" means "text" */
+    const char *key;   /* of JSON lines, or the column of Parquet; NULL or "" means "text" */
     SourceEncoding encoding;
 } CorpusFile;
 
 SourceFormat corpus_format(const CorpusFile *file); /* any but FORMAT_AUTO */
+bool corpus_has_lines(SourceFormat format);         /* of JSON, each of which may be broken by itself */
 /* For estimates of size: whether the name ends as those of compressed files do. */
 bool corpus_named_compressed(const char *path);
 
 /* A position between two chunks, where reading can resume later. */
 typedef struct CorpusPosition {
-    uint64_t offset;  /* in the decompressed content */
-    uint64_t line;    /* 0-based */
+    uint64_t offset;  /* in the decompressed content; of Parquet, the row */
+    uint64_t line;    /* 0-based; of Parquet, the row */
     bool in_document; /* the next chunk continues a document */
 } CorpusPosition;
 
-/* A chunk of text, or one raw line of JSON. */
+/* A chunk of text, one raw line of JSON, or the text of a row. */
 typedef struct CorpusChunk {
     const char *bytes; /* valid until the next call */
     size_t length;
-    uint64_t line;     /* 1-based, of the first byte */
+    uint64_t line;     /* 1-based, of the first byte; or the row */
     bool starts, ends; /* at a document's boundary */
 } CorpusChunk;
 
@@ -62,14 +63,15 @@ typedef struct CorpusReader CorpusReader;
 /* `from` NULL: from the beginning. The CorpusFile and its strings must outlive the reader. */
 ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const CorpusPosition *from, Error *err);
 void corpus_close(CorpusReader *reader);
-/* *more is false at the end of the file. Blank lines of JSON-lines files are skipped. */
+/* *more is false at the end of the file. Blank lines of JSON-lines files and rows without text are skipped. */
 ErrorCode corpus_next(CorpusReader *reader, CorpusChunk *chunk, bool *more, Error *err);
 void corpus_shrink(CorpusReader *reader); /* frees the memory of a long chunk that is no longer used */
 CorpusPosition corpus_position(const CorpusReader *reader); /* after the last chunk */
 uint64_t corpus_stored_position(const CorpusReader *reader);
 uint64_t corpus_text_bytes(const CorpusReader *reader);    /* of all chunks so far */
 uint64_t corpus_invalid_bytes(const CorpusReader *reader); /* of these, not UTF-8 */
-void corpus_report(const CorpusReader *reader); /* logs a warning with the number of invalid bytes, if any */
+uint64_t corpus_null_rows(const CorpusReader *reader);     /* rows so far that are null */
+void corpus_report(const CorpusReader *reader);            /* warns of invalid bytes and null rows, if any */
 
 /* The text of a line of JSON, which replaces the contents of `out`. Thread-safe. */
 ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusChunk *chunk, Text *out, Error *err);

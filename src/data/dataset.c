@@ -142,7 +142,7 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
         else
             add_string(h, files[i].key);
         if (format == FORMAT_CHAT) chat_hash(r->chat, h);
-        if (format != FORMAT_TEXT && skip_bad) add_string(h, "bad lines are skipped");
+        if (corpus_has_lines(format) && skip_bad) add_string(h, "bad lines are skipped");
         add_string(h, prints[i].sha256);
     }
     sha256_finish(h, key);
@@ -280,10 +280,19 @@ static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files,
     return code;
 }
 
+static bool is_given(const char *word) { return word && word[0]; }
+
 /* The cache key has the default name if none was given: naming "text" explicitly must not tokenize again. */
 static const char *key_or_default(const DataSource *spec) {
-    if (spec->key && spec->key[0]) return spec->key;
+    if (is_given(spec->column)) return spec->column;
+    if (is_given(spec->key)) return spec->key;
     return spec->format == FORMAT_CHAT ? "messages" : "text";
+}
+
+/* A column says that files are Parquet, whatever their names. */
+static SourceFormat source_format(const DataSource *spec) {
+    return spec->format == FORMAT_AUTO && is_given(spec->column) ? FORMAT_PARQUET
+                                                                 : (SourceFormat)spec->format;
 }
 
 /* Checks the whole source, whichever of its caches this start has built: the fraction must not depend on the
@@ -304,7 +313,7 @@ static ErrorCode check_bad_lines(const Recipe *r, const Source *s, Error *err) {
 static CorpusFile *corpus_files(const DataSource *spec, const Source *s) {
     CorpusFile *files = mem_alloc_array(s->files, sizeof *files);
     for (size_t i = 0; i < s->files; i++)
-        files[i] = (CorpusFile){s->paths[i], (SourceFormat)spec->format, (SourceSplit)spec->split,
+        files[i] = (CorpusFile){s->paths[i], source_format(spec), (SourceSplit)spec->split,
                                 key_or_default(spec), (SourceEncoding)spec->encoding};
     return files;
 }
@@ -317,6 +326,19 @@ static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, 
     return code;
 }
 
+/* `key` and `column` each belong to one kind of file, and would be passed over in silence otherwise. */
+static ErrorCode check_keys(const DataSource *spec, const Source *s, Error *err) {
+    for (size_t i = 0; i < s->files; i++) {
+        CorpusFile file = {.path = s->paths[i], .format = source_format(spec)};
+        bool parquet = corpus_format(&file) == FORMAT_PARQUET;
+        if (!is_given(parquet ? spec->key : spec->column)) continue;
+        return error_set(err, ERR_CONFIG, "%s: %s", s->paths[i],
+                         parquet ? "key belongs to JSON lines; name the text of a Parquet file by column"
+                                 : "column belongs to Parquet files; name the text of JSON lines by key");
+    }
+    return OK;
+}
+
 /* A pattern stands for its files in sorted order, as one source. */
 static ErrorCode list_files(const DataSource *spec, Source *s, Error *err) {
     if (!spec->path || !spec->path[0]) return error_set(err, ERR_CONFIG, "a data source has no path");
@@ -324,7 +346,8 @@ static ErrorCode list_files(const DataSource *spec, Source *s, Error *err) {
     s->set = mem_strdup(spec->name ? spec->name : "");
     s->weight = spec->weight;
     s->chat = spec->format == FORMAT_CHAT;
-    return file_glob(spec->path, &s->paths, &s->files, err);
+    TRY(file_glob(spec->path, &s->paths, &s->files, err));
+    return check_keys(spec, s, err);
 }
 
 /* Hashes contents before caches are looked for, since the hash is part of their names. Hashes of unchanged
@@ -450,6 +473,9 @@ static void warn_of_figures(const Dataset *d, const Source *s) {
         log_warn("%s: %s of %s bytes are not UTF-8; they were taken as they are", s->name,
                  text_count((int64_t)f.invalid_bytes, some),
                  text_count((int64_t)token_cache_text_bytes(s->cache), all));
+    if (f.null_rows > 0)
+        log_warn("%s: rows without text (null): %s; they were skipped", s->name,
+                 text_count((int64_t)f.null_rows, some));
     if (f.bad_lines > 0)
         log_warn("%s: %s of %s lines are broken and were skipped; %s/*/part-*.bad.jsonl lists them", s->name,
                  text_count((int64_t)f.bad_lines, some), text_count((int64_t)f.lines, all), d->cache_dir);

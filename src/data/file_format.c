@@ -104,6 +104,7 @@ static bool is_brotli(const FileEnds *e) {
 }
 
 #define LINES "write its text as JSON lines (.jsonl)"
+#define COLUMN "give the source format: parquet, and column: its text"
 #define UNPACK "unpack it and name the files that are in it"
 #define REPACK "decompress it, or compress it with gzip or zstd"
 #define TWICE "it is compressed twice: decompress it once"
@@ -135,7 +136,7 @@ static const FileFormat formats[] = {
     {"a zip archive", UNPACK, KIND_PACKED, 0, MAGIC("PK\3\4"), NULL},
     {"an empty zip archive", UNPACK, KIND_PACKED, 0, MAGIC("PK\5\6"), NULL},
     {"a tar archive", UNPACK, KIND_NOT_TEXT, 257, MAGIC("ustar"), is_binary},
-    {"a Parquet file", LINES, KIND_NOT_TEXT, 0, MAGIC("PAR1"), ends_as_parquet},
+    {"a Parquet file", COLUMN, KIND_NOT_TEXT, 0, MAGIC("PAR1"), ends_as_parquet},
     {"a Parquet file without its end", "fetch it again", KIND_NOT_TEXT, 0, MAGIC("PAR1"), is_binary},
     {"an Arrow or Feather file", LINES, KIND_NOT_TEXT, 0, MAGIC("ARROW1\0\0"), NULL},
     {"an Arrow stream", LINES, KIND_NOT_TEXT, 0, MAGIC("\xff\xff\xff\xff"), is_arrow_stream},
@@ -201,8 +202,9 @@ const FileFormat *file_format_of(const FileEnds *ends) {
 ErrorCode file_format_refuse(const FileFormat *format, const char *path, Error *err) {
     char shown[400];
     error_escape(shown, sizeof shown, path, strlen(path));
-    return error_set(
-        err, ERR_DATA,
-        "%s: this is %s; weft reads text and JSON lines, plain or compressed with gzip or zstd: %s%s", shown,
-        format->name, format->advice, format->kind == KIND_NOT_TEXT ? "; " FILE_ANY_BYTES : "");
+    return error_set(err, ERR_DATA,
+                     "%s: this is %s; weft reads text and JSON lines, plain or compressed with gzip or zstd, "
+                     "and Parquet: %s%s",
+                     shown, format->name, format->advice,
+                     format->kind == KIND_NOT_TEXT ? "; " FILE_ANY_BYTES : "");
 }

@@ -11,12 +11,14 @@ static const Option source_options[] = {
     REAL("weight", weight, "0", 0, 1e12, UNKNOWN,
          "Share of the mixture, relative to the other sources; 0 for all: sources are one corpus."),
     /* Names can be misleading, so `auto` can be overridden. */
-    CHOICE("format", format, "auto", CHOICE_WORDS(SOURCE_FORMATS), UNKNOWN,
-           "auto goes by the name: .jsonl, .json, .ndjson are JSON lines; a further .zst or .gz is ignored. "
-           "chat: a "
-           "conversation a line, as messages or prompt and completion."),
+    CHOICE(
+        "format", format, "auto", CHOICE_WORDS(SOURCE_FORMATS), UNKNOWN,
+        "auto goes by the name: .jsonl, .json, .ndjson are JSON lines, .parquet is Parquet; a further .zst "
+        "or .gz is ignored. chat: a conversation a line, as messages or prompt and completion."),
     TEXT("key", key, "", UNKNOWN,
          "JSON lines: the member that holds the text, or the messages; empty: text, messages."),
+    TEXT("column", column, "", UNKNOWN,
+         "Parquet: the column that holds the text, with dots for members of structs; empty: text."),
     CHOICE("split", split, "file", CHOICE_WORDS(SOURCE_SPLITS), UNKNOWN,
            "What a document of a text file is; paragraphs are separated by blank lines."),
     /* Non-text is refused, since nothing else would show that a model was trained on an archive. */
@@ -57,7 +59,7 @@ const Option data_options[] = {
     /* What is trained on, and in what order. Files are compared by fingerprint (data/fingerprint.c): they may
      * move, but not change. What decides the ids of a cache or the order of samples is EFFECT_CURVE. */
     LIST("data.sources", sources, DataSource, source_options, CONTENT,
-         "What to train on: paths, or maps of path, weight, format, key, split, encoding, name."),
+         "What to train on: paths, or maps of path, weight, format, key, column, split, encoding, name."),
     /* Other validation metrics of the same run. */
     LIST("data.validation", validation_sources, DataSource, source_options, MEASURES,
          "What to validate on; maps with a name make named sets; empty: validation_fraction of the sources."),

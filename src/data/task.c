@@ -208,7 +208,7 @@ enum { FREE_CONTENT = 64 << 20, MOST_EXPANSION = 200 };
  * exhaust memory. */
 static ErrorCode check_expansion(const CorpusReader *reader, const CorpusFile *file, uint64_t stored,
                                  Error *err) {
-    uint64_t content = corpus_position(reader).offset;
+    uint64_t content = corpus_text_bytes(reader);
     if (content <= FREE_CONTENT || content / MOST_EXPANSION <= stored) return OK;
     return error_set(err, ERR_DATA,
                      "%s: %" PRIu64

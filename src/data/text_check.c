@@ -31,7 +31,7 @@ static uint64_t count_invalid(const char *bytes, size_t length) {
 }
 
 void text_check_add(TextCheck *c, const char *bytes, size_t length) {
-    count_nuls(c, bytes, length);
+    if (!c->nul_is_text) count_nuls(c, bytes, length);
     c->invalid += count_invalid(bytes, length);
     c->bytes += length;
 }

@@ -10,6 +10,7 @@
 #include "base/error.h"
 
 typedef struct TextCheck {
+    bool nul_is_text;        /* NULs are not counted */
     uint64_t begin;          /* offset of the first byte in the file */
     uint64_t bytes, invalid; /* invalid: not part of a UTF-8 character */
     uint64_t nuls, first_nul;

@@ -64,7 +64,7 @@ typedef struct Job {
     double stored; /* stored bytes of the files that this build has read up to here */
     TokenList ids;
     DocumentEnds ends; /* from ids[0] */
-    uint64_t text_bytes, invalid_bytes;
+    uint64_t text_bytes, invalid_bytes, null_rows;
     uint64_t lines, bad_lines; /* of JSON */
     Text bad;                  /* the skipped ones, one JSON line each */
     ErrorCode code;
@@ -96,6 +96,7 @@ typedef struct Builder {
     bool entered; /* the unit is locked, and `file` is one of its files */
     CorpusPosition from;
     uint64_t invalid;     /* bytes of this file so far that are not UTF-8 */
+    uint64_t nulls;       /* rows of this file so far that are null */
     double stored_before; /* stored bytes of the files before this one */
     double skipped;       /* of these, in files that were built before */
     bool all_read;
@@ -267,7 +268,7 @@ static void next_file(Builder *s, Job *job) {
 static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     job->unit = s->unit;
     job->file = s->file;
-    if (!s->reader) s->invalid = 0;
+    if (!s->reader) s->invalid = s->nulls = 0;
     if (!s->reader) TRY(corpus_open(&s->reader, &s->b->files[s->file], &s->from, err));
     bool more = true, whole = tokenizer_whole_documents(s->b->tokenizer), inside = false;
     while (more && (job->raw.length < JOB_BYTES || (whole && inside))) {
@@ -279,6 +280,8 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     job->stored = s->stored_before - s->skipped + (double)corpus_stored_position(s->reader);
     job->invalid_bytes = corpus_invalid_bytes(s->reader) - s->invalid;
     s->invalid += job->invalid_bytes;
+    job->null_rows = corpus_null_rows(s->reader) - s->nulls;
+    s->nulls += job->null_rows;
     if (more)
         s->from = corpus_position(s->reader);
     else
@@ -421,9 +424,9 @@ static ErrorCode encode_line(const TokenBuild *b, Job *job, const Record *record
 
 /* `decoded` is the thread's scratch for the text of JSON lines. */
 static ErrorCode encode_job(const Builder *s, Job *job, Text *decoded, Error *err) {
-    bool text = job->record_count > 0 && corpus_format(&s->b->files[job->file]) == FORMAT_TEXT;
+    bool lines = job->record_count > 0 && corpus_has_lines(corpus_format(&s->b->files[job->file]));
     for (size_t i = 0; i < job->record_count; i++)
-        TRY((text ? encode_record : encode_line)(s->b, job, &job->records[i], decoded, err));
+        TRY((lines ? encode_line : encode_record)(s->b, job, &job->records[i], decoded, err));
     if (decoded->capacity > LARGE_JOB) text_free(decoded);
     return check_ids(s, job, err);
 }
@@ -516,6 +519,7 @@ static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
     TRY(shard_add(s->shard, job->ids.ids, job->ids.count, job->ends.ends, job->ends.count, job->text_bytes,
                   err));
     shard_figures(s->shard)->invalid_bytes += job->invalid_bytes;
+    shard_figures(s->shard)->null_rows += job->null_rows;
     TRY(count_lines(s, job, err));
     progress_set(s->progress, job->stored / 1e6);
     const TokenHeader *h = shard_header(s->shard);

@@ -100,7 +100,10 @@ static ErrorCode check_figures(TokenShard *p, Error *err) {
     static const TokenFigures none;
     memcpy(&p->figures, p->map.data + sizeof(TokenHeader), sizeof p->figures);
     if (memcmp(&p->figures, &none, sizeof none) == 0) return OK;
-    if (hash64(&p->figures, offsetof(TokenFigures, checksum)) == p->figures.checksum) return OK;
+    const TokenFigures *f = &p->figures;
+    bool rows = (f->null_rows == 0 && f->rows_checksum == 0) ||
+                hash64(&f->null_rows, sizeof f->null_rows) == f->rows_checksum;
+    if (rows && hash64(f, offsetof(TokenFigures, checksum)) == f->checksum) return OK;
     return damaged(p, err, "damaged figures (their checksum does not match)");
 }
 
@@ -284,6 +287,7 @@ TokenFigures token_cache_figures(const TokenCache *c) {
         sum.invalid_bytes += c->shards[i].figures.invalid_bytes;
         sum.lines += c->shards[i].figures.lines;
         sum.bad_lines += c->shards[i].figures.bad_lines;
+        sum.null_rows += c->shards[i].figures.null_rows;
     }
     return sum;
 }

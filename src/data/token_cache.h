@@ -59,6 +59,8 @@ typedef struct TokenFigures {
     uint64_t invalid_bytes;    /* of the text: not UTF-8 */
     uint64_t lines, bad_lines; /* of JSON: all, and the skipped ones */
     uint64_t checksum;         /* XXH3 of all above */
+    uint64_t null_rows;        /* of Parquet; zero in caches written before it existed, as its checksum */
+    uint64_t rows_checksum;    /* XXH3 of null_rows */
 } TokenFigures;
 
 typedef struct TokenCache TokenCache;

@@ -285,15 +285,25 @@ static void test_ranges(void **state) {
     token_cache_close(c);
 }
 
+/* 6 MB of text in 6 kB, with 1,500 nulls. */
+static const char *parquet_file(const char *name) {
+    size_t length;
+    char *bytes = files_read(WEFT_SOURCE_DIR "/tests/fuzz/corpus/parquet/hand-repeats", &length);
+    const char *path = files_write(name, bytes, length);
+    free(bytes);
+    return path;
+}
+
 /* A build that is killed repeatedly ends with the same bytes. */
 static void test_interrupted_build_goes_on(void **state) {
     (void)state;
-    const char *paths[] = {big_file("k1.txt", 9u << 18, false), files_path("k2.jsonl.zst")};
+    const char *paths[] = {big_file("k1.txt", 9u << 18, false), files_path("k2.jsonl.zst"),
+                           parquet_file("k3.parquet")};
     size_t length;
     char *json = files_read(big_file("k2.jsonl", 9u << 18, true), &length);
     files_zstd("k2.jsonl.zst", json, length, SIZE_MAX);
     free(json);
-    Spec calm = {files_path("calm"), {paths[0], paths[1]}, 2, SPLIT_FILE, BOS, EOS, 2, 1u << 19};
+    Spec calm = {files_path("calm"), {paths[0], paths[1], paths[2]}, 3, SPLIT_FILE, BOS, EOS, 2, 1u << 19};
     token_cache_close(build_and_open(&calm));
     Spec killed = calm;
     killed.dir = files_path("killed");
@@ -324,6 +334,7 @@ static void test_interrupted_build_goes_on(void **state) {
         kills++;
     }
     TokenCache *c = build_and_open(&killed);
+    assert_int_equal(token_cache_figures(c).null_rows, 1500);
     token_cache_close(c);
     assert_true(kills >= 2);
     size_t shards;
@@ -336,8 +347,8 @@ static void test_interrupted_build_goes_on(void **state) {
 static void test_any_part_can_be_the_last_done(void **state) {
     (void)state;
     Spec s = {files_path("calm"),
-              {files_path("k1.txt"), files_path("k2.jsonl.zst")},
-              2,
+              {files_path("k1.txt"), files_path("k2.jsonl.zst"), files_path("k3.parquet")},
+              3,
               SPLIT_FILE,
               BOS,
               EOS,
@@ -536,8 +547,8 @@ static void test_content_is_not_trusted(void **state) {
 static void test_build_refuses_to_build_on_damage(void **state) {
     (void)state;
     Spec s = {files_path("calm"),
-              {files_path("k1.txt"), files_path("k2.jsonl.zst")},
-              2,
+              {files_path("k1.txt"), files_path("k2.jsonl.zst"), files_path("k3.parquet")},
+              3,
               SPLIT_FILE,
               BOS,
               EOS,

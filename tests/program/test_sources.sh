@@ -23,7 +23,7 @@ printf 'PAR1\x15\x04\0\0PAR1' >table.parquet
 head -c 3000 "$weft" >program.txt
 printf 'T\0h\0e\0 \0c\0a\0t\0.\0' >wide.txt
 for file in table.parquet program.txt wide.txt; do
-    case $file in table*) what="a Parquet file" ;; program*) what="a program (ELF)" ;; wide*) what="UTF-16" ;; esac
+    case $file in table*) what="damaged Parquet metadata" ;; program*) what="a program (ELF)" ;; wide*) what="UTF-16" ;; esac
     refused 65 "$file: " tokenize run.yaml "data.sources=[$file]"
     refused 65 "$what" train run.yaml run.dir=t "data.sources=[$file]"
     refused 65 "$what" tokenize run.yaml "data.validation=[$file]"
@@ -52,7 +52,45 @@ refused 65 "cut.txt.gz: truncated: the gzip data stops at byte $(stat -c %s cut.
 { cat text.txt.gz; echo more; } >longer.txt.gz
 refused 65 "longer.txt.gz: damaged gzip data near byte $(stat -c %s text.txt.gz): " tokenize run.yaml "data.sources=[longer.txt.gz]"
 gzip -c text.txt.gz >twice.gz
-refused 65 "twice.gz: this is gzip data; weft reads text and JSON lines, plain or compressed with gzip or zstd: it is compressed twice" tokenize run.yaml "data.sources=[twice.gz]"
+refused 65 "twice.gz: this is gzip data; weft reads text and JSON lines, plain or compressed with gzip or zstd, and Parquet: it is compressed twice" tokenize run.yaml "data.sources=[twice.gz]"
+
+# ---- Parquet: a document a row of a column ----
+fixtures=$WEFT_SOURCE_DIR/tests/fuzz/corpus/parquet
+cp "$fixtures/dictionary-snappy" rows.parquet
+cp "$fixtures/nested" nested.parquet
+cp "$fixtures/delta-bytes-zstd" rows.bin
+# row N: the text of rows of the fixtures, a line of JSON each, without nulls.
+for ((i = 0; i < 40; i++)); do
+    [ $((i % 5)) -ne 3 ] || continue
+    words=
+    for ((k = 0; k < i % 7; k++)); do words+=" word"; done
+    [ $((i % 11)) -eq 10 ] && echo '{"text": ""}' || echo "{\"text\": \"row $i:$words\"}"
+done >rows.jsonl
+plain=$(tokens_of rows.jsonl)
+for source in rows.parquet '{path: rows.parquet, column: text}' '{path: nested.parquet, column: meta.text}' '{path: rows.bin, column: text}' '{path: rows.bin, format: parquet}'; do
+    for ((i = 0; i < 2; i++)); do
+        [ "$(tokens_of "$source")" = "$plain" ] || fail "$source has other tokens than the same texts as JSON lines: $(cat out)"
+        grep -q "rows without text (null): 8; they were skipped" err || fail "$source: nulls are not said: $(cat err)"
+    done
+done
+ids() { cat "$1"/*/part-*.tok | tail -c +4097 | cksum; }
+rm -rf left right
+exits 0 tokenize run.yaml 'data.sources=[rows.parquet]' data.cache_dir=left
+exits 0 tokenize run.yaml 'data.sources=[rows.jsonl]' data.cache_dir=right
+[ "$(ids left)" = "$(ids right)" ] || fail "Parquet and JSON lines have other ids"
+exits 0 train run.yaml run.dir=table 'data.sources=[rows.parquet]' 'data.validation=[rows.parquet]' "evaluation.tasks=[{path: rows.parquet, task: text}]"
+exits 0 tokenizer train rows.parquet --vocab 260 --out t.json
+exits 0 tokenizer train nested.parquet --key meta.text --vocab 260 --out t.json
+refused 65 "no column 'body'; columns of text: text; name one with \`column\` in the source" tokenize run.yaml 'data.sources=[{path: rows.parquet, column: body}]'
+refused 65 "rows.bin: this is a Parquet file; " tokenize run.yaml 'data.sources=[rows.bin]'
+refused 65 "give the source format: parquet, and column: its text" tokenize run.yaml 'data.sources=[rows.bin]'
+refused 65 "text.txt: not a Parquet file" tokenize run.yaml 'data.sources=[{path: text.txt, column: text}]'
+refused 78 "rows.parquet: key belongs to JSON lines; name the text of a Parquet file by column" tokenize run.yaml 'data.sources=[{path: rows.parquet, key: text}]'
+refused 78 "rows.jsonl: column belongs to Parquet files" tokenize run.yaml 'data.sources=[{path: rows.jsonl, format: jsonl, column: text}]'
+for file in brotli bad-encrypted; do
+    cp "$fixtures/$file" $file.parquet
+    refused 65 "which weft does not read" tokenize run.yaml "data.sources=[$file.parquet]"
+done
 
 # A few invalid characters are counted, at each start.
 for ((i = 0; i < 40; i++)); do echo "a line of text"; done >most.txt
