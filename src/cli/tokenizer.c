@@ -96,12 +96,11 @@ const Verb verb_tokenizer_train = {
     .name = "tokenizer train",
     .summary = "learn a byte-level BPE tokenizer from text",
     .synopsis = "FILE... --vocab N --out tokenizer.json",
-    .details = "Counts the words of text, JSON-lines (.jsonl; each plain, gzip or zstd) and Parquet files "
-               "(.parquet), "
-               "and merges "
-               "the most frequent pair of neighbours until the vocabulary is full. The result is a Hugging "
-               "Face tokenizer.json, and depends on the text alone.\n\n"
-               "  weft tokenizer train bible.txt --vocab 4096 --out tokenizer.json",
+    .details =
+        "Counts the words of text and JSON-lines files (.jsonl), plain or compressed (gzip, zstd), and of "
+        "Parquet files (.parquet), and merges the most frequent pair of neighbours until the vocabulary is "
+        "full. The result is a Hugging Face tokenizer.json, and depends on the text alone.\n\n"
+        "  weft tokenizer train bible.txt --vocab 4096 --out tokenizer.json",
     .flags = train_flags,
     .min_operands = 1,
     .max_operands = -1,
