@@ -11,25 +11,23 @@
 #include "data/input.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/file.h"
 #include "base/text.h"
 #include "data/decoder.h"
 #include "data/file_format.h"
+#include "data/stored_file.h"
 
 /* A few of zstd's blocks of at most 128 KiB. */
 enum { RAW_BYTES = 1 << 18 };
 
 /* bytes.in[in_at, in_size) have been read, but not decompressed. */
 struct Input {
-    char *path;
-    int fd;
+    StoredFile file;
     bool any; /* accept any bytes */
     uint64_t content, stored;
     const Decoder *decoder; /* NULL for a plain file */
@@ -42,73 +40,65 @@ struct Input {
 /* May return fewer bytes than asked for, as read does; only 0 is the end. Retries after signals. */
 static ErrorCode read_some(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
     ssize_t n;
-    do n = read(input->fd, out, capacity);
+    do n = read(input->file.fd, out, capacity);
     while (n < 0 && errno == EINTR);
     if (n < 0)
-        return error_errno(err, ERR_IO, "%s: reading failed at byte %llu", input->path,
+        return error_errno(err, ERR_IO, "%s: reading failed at byte %llu", input->file.path,
                            (unsigned long long)input->stored);
     *got = (size_t)n;
     input->stored += *got;
     return OK;
 }
 
-static void read_at(const Input *input, off_t at, unsigned char *out, size_t capacity, size_t *length) {
-    ssize_t n = pread(input->fd, out, capacity, at);
-    *length = n > 0 ? (size_t)n : 0;
-}
-
-static FileEnds stored_ends(const Input *input, uint64_t size) {
-    FileEnds ends = {.path = input->path, .size = size};
-    off_t tail = size > FILE_TAIL_BYTES ? (off_t)(size - FILE_TAIL_BYTES) : 0;
-    read_at(input, 0, ends.head, sizeof ends.head, &ends.head_length);
-    read_at(input, tail, ends.tail, sizeof ends.tail, &ends.tail_length);
-    return ends;
+static ErrorCode stored_ends(const Input *input, FileEnds *ends, Error *err) {
+    uint64_t size = input->file.size;
+    *ends = (FileEnds){.path = input->file.path, .size = size};
+    ends->head_length = size < sizeof ends->head ? (size_t)size : sizeof ends->head;
+    ends->tail_length = size < sizeof ends->tail ? (size_t)size : sizeof ends->tail;
+    TRY(stored_read(&input->file, 0, ends->head, ends->head_length, err));
+    return stored_read(&input->file, size - ends->tail_length, ends->tail, ends->tail_length, err);
 }
 
 static ErrorCode start_decoder(Input *input, const Decoder *decoder, Error *err) {
     input->decoder = decoder;
     input->state = decoder->open();
     if (!input->state)
-        return error_set(err, ERR_MEMORY, "%s: no memory for a decoder of %s", input->path, decoder->name);
+        return error_set(err, ERR_MEMORY, "%s: no memory for a decoder of %s", input->file.path,
+                         decoder->name);
     input->raw = mem_alloc(RAW_BYTES);
     input->bytes.in = input->raw;
     return OK;
 }
 
 /* Decides by content, since names may be wrong: an xz file named .txt would otherwise be trained on. */
-static ErrorCode recognise(Input *input, uint64_t size, Error *err) {
-    FileEnds ends = stored_ends(input, size);
+static ErrorCode recognise(Input *input, Error *err) {
+    FileEnds ends;
+    TRY(stored_ends(input, &ends, err));
     const FileFormat *format = file_format_of(&ends);
     if (!format) return OK;
     const Decoder *decoder = decoder_of(format->kind);
     if (decoder) return start_decoder(input, decoder, err);
     if (format->kind == KIND_NOT_TEXT && input->any) return OK;
-    return file_format_refuse(format, input->path, err);
+    return file_format_refuse(format, input->file.path, err);
 }
 
 /* The same for decompressed content: a compressed archive is not text either. Only its beginning is known. */
 static ErrorCode check_content(const Input *input, const char *content, size_t length, Error *err) {
-    FileEnds ends = {.path = input->path, .head_length = length < FILE_HEAD_BYTES ? length : FILE_HEAD_BYTES};
+    FileEnds ends = {.path = input->file.path,
+                     .head_length = length < FILE_HEAD_BYTES ? length : FILE_HEAD_BYTES};
     memcpy(ends.head, content, ends.head_length);
     const FileFormat *format = input->any ? NULL : file_format_of(&ends);
-    return format ? file_format_refuse(format, input->path, err) : OK;
+    return format ? file_format_refuse(format, input->file.path, err) : OK;
 }
 
-/* O_NONBLOCK: opening a FIFO must not wait for a writer before it is refused. */
 ErrorCode input_open(Input **out, const char *path, bool any, Error *err) {
-    struct stat st;
+    StoredFile file;
     *out = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return file_refuse(path, err);
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-        close(fd);
-        return file_refuse(path, err);
-    }
+    TRY(stored_open(&file, path, err));
     Input *input = mem_alloc(sizeof *input);
-    input->path = mem_strdup(path);
-    input->fd = fd;
+    input->file = file;
     input->any = any;
-    ErrorCode code = recognise(input, (uint64_t)st.st_size, err);
+    ErrorCode code = recognise(input, err);
     if (code != OK) {
         input_close(input);
         return code;
@@ -121,9 +111,8 @@ ErrorCode input_open(Input **out, const char *path, bool any, Error *err) {
 void input_close(Input *input) {
     if (!input) return;
     if (input->decoder) input->decoder->close(input->state);
-    close(input->fd);
+    stored_close(&input->file);
     free(input->raw);
-    free(input->path);
     free(input);
 }
 
@@ -142,7 +131,7 @@ static ErrorCode read_packed(Input *input, bool *end, Error *err) {
     if (n > 0 || input->whole) return OK;
     return error_set(err, ERR_DATA,
                      "%s: truncated: the %s data stops at byte %llu, before its end; fetch the file again",
-                     input->path, input->decoder->name, decoded_position(input));
+                     input->file.path, input->decoder->name, decoded_position(input));
 }
 
 /* Returns at least one byte unless the file ends. */
@@ -158,7 +147,7 @@ static ErrorCode decompress(Input *input, char *out, size_t capacity, size_t *go
         const char *wrong = input->decoder->run(input->state, b, &input->whole);
         if (wrong)
             return error_set(err, ERR_DATA, "%s: damaged %s data near byte %llu: %s; fetch the file again",
-                             input->path, input->decoder->name, decoded_position(input), wrong);
+                             input->file.path, input->decoder->name, decoded_position(input), wrong);
     }
     *got = b->out_at;
     return OK;
@@ -183,11 +172,11 @@ ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Erro
 ErrorCode input_skip_to(Input *input, uint64_t offset, Error *err) {
     if (!input->decoder) {
         struct stat st;
-        if (fstat(input->fd, &st) != 0 || offset > (uint64_t)st.st_size)
+        if (fstat(input->file.fd, &st) != 0 || offset > (uint64_t)st.st_size)
             return error_set(err, ERR_DATA, "%s: shorter than byte %llu, where reading was to go on",
-                             input->path, (unsigned long long)offset);
-        if (lseek(input->fd, (off_t)offset, SEEK_SET) < 0)
-            return error_errno(err, ERR_IO, "%s: cannot seek", input->path);
+                             input->file.path, (unsigned long long)offset);
+        if (lseek(input->file.fd, (off_t)offset, SEEK_SET) < 0)
+            return error_errno(err, ERR_IO, "%s: cannot seek", input->file.path);
         input->content = input->stored = offset;
         return OK;
     }
@@ -200,7 +189,7 @@ ErrorCode input_skip_to(Input *input, uint64_t offset, Error *err) {
         if (code == OK && got == 0)
             code = error_set(err, ERR_DATA,
                              "%s: shorter than byte %llu of its content, where reading was to go on",
-                             input->path, (unsigned long long)offset);
+                             input->file.path, (unsigned long long)offset);
     }
     free(sink);
     return code;

@@ -10,21 +10,17 @@
  *  P3. No memory is taken for a size that the file states before the file's own bytes make it possible. */
 #include "data/parquet.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #define ZLIB_CONST
 #include <zlib.h>
 
-#include "base/file.h"
 #include "base/text.h"
 #include "data/parquet_codec.h"
 #include "data/parquet_meta.h"
 #include "data/parquet_values.h"
+#include "data/stored_file.h"
 
 enum {
     MAGIC_BYTES = 4,
@@ -40,9 +36,8 @@ enum {
 #define MOST_EXPANSION 10000
 
 struct Parquet {
-    char *path, *column;
-    int fd;
-    uint64_t size; /* of the file */
+    StoredFile file;
+    char *column;
     ParquetColumn found;
     size_t group; /* the present one; group_count behind the last */
     bool entered;
@@ -68,23 +63,10 @@ static ErrorCode damaged(const Parquet *p, const char *why, Error *err) {
     return error_set(err, ERR_DATA,
                      "%s: damaged Parquet data of column '%s' near byte %" PRIu64 ", row %" PRIu64
                      ": %s; fetch the file again",
-                     p->path, p->column, p->at, p->row + 1, why);
+                     p->file.path, p->column, p->at, p->row + 1, why);
 }
 
 /* ---- the file ---- */
-
-static ErrorCode read_at(const Parquet *p, uint64_t at, char *out, size_t count, Error *err) {
-    for (size_t got = 0; got < count;) {
-        ssize_t n = pread(p->fd, out + got, count - got, (off_t)(at + got));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return error_errno(err, ERR_IO, "%s: reading failed at byte %" PRIu64, p->path, at + got);
-        if (n == 0)
-            return error_set(err, ERR_DATA, "%s: truncated at byte %" PRIu64 " while it was read", p->path,
-                             at + got);
-        got += (size_t)n;
-    }
-    return OK;
-}
 
 static const ParquetGroup *present_group(const Parquet *p) { return &p->found.groups[p->group]; }
 
@@ -110,7 +92,7 @@ static ErrorCode need(Parquet *p, size_t count, const char **bytes, Error *err) 
         memmove(p->raw, p->raw + (p->at - p->raw_at), have);
         p->raw_at = p->at;
         p->raw_length = have;
-        TRY(read_at(p, p->at + have, p->raw + have, wanted - have, err));
+        TRY(stored_read(&p->file, p->at + have, p->raw + have, wanted - have, err));
         p->raw_length = wanted;
     }
     *bytes = p->raw + (p->at - p->raw_at);
@@ -123,26 +105,28 @@ static ErrorCode refuse_ends(const Parquet *p, const char *head, const char *tai
             err, ERR_DATA,
             "%s: not a Parquet file: expected \"PAR1\" at its beginning; if it is text, give the "
             "source format: text or jsonl",
-            p->path);
+            p->file.path);
     if (memcmp(tail, "PARE", MAGIC_BYTES) == 0)
-        return error_set(err, ERR_DATA, "%s: a Parquet file with encrypted metadata; decrypt it", p->path);
-    return error_set(err, ERR_DATA, "%s: a Parquet file without its end; fetch it again", p->path);
+        return error_set(err, ERR_DATA, "%s: a Parquet file with encrypted metadata; decrypt it",
+                         p->file.path);
+    return error_set(err, ERR_DATA, "%s: a Parquet file without its end; fetch it again", p->file.path);
 }
 
 /* Where the metadata begins, which the last eight bytes of the file tell. */
 static ErrorCode find_footer(const Parquet *p, uint64_t *at, size_t *length, Error *err) {
     char head[MAGIC_BYTES] = "", tail[TAIL_BYTES] = "";
-    if (p->size >= MAGIC_BYTES) TRY(read_at(p, 0, head, MAGIC_BYTES, err));
-    if (p->size >= MAGIC_BYTES + TAIL_BYTES) TRY(read_at(p, p->size - TAIL_BYTES, tail, TAIL_BYTES, err));
+    if (p->file.size >= MAGIC_BYTES) TRY(stored_read(&p->file, 0, head, MAGIC_BYTES, err));
+    if (p->file.size >= MAGIC_BYTES + TAIL_BYTES)
+        TRY(stored_read(&p->file, p->file.size - TAIL_BYTES, tail, TAIL_BYTES, err));
     if (memcmp(head, "PAR1", MAGIC_BYTES) != 0 || memcmp(tail + 4, "PAR1", MAGIC_BYTES) != 0)
         return refuse_ends(p, head, tail + 4, err);
     const unsigned char *b = (const unsigned char *)tail;
     *length = (size_t)b[3] << 24 | (size_t)b[2] << 16 | (size_t)b[1] << 8 | b[0];
-    if (*length > MOST_FOOTER || *length > p->size - MAGIC_BYTES - TAIL_BYTES)
+    if (*length > MOST_FOOTER || *length > p->file.size - MAGIC_BYTES - TAIL_BYTES)
         return error_set(err, ERR_DATA,
-                         "%s: damaged Parquet metadata: %zu bytes of it do not fit into the file", p->path,
-                         *length);
-    *at = p->size - TAIL_BYTES - *length;
+                         "%s: damaged Parquet metadata: %zu bytes of it do not fit into the file",
+                         p->file.path, *length);
+    *at = p->file.size - TAIL_BYTES - *length;
     return OK;
 }
 
@@ -151,27 +135,19 @@ static ErrorCode read_footer(Parquet *p, Error *err) {
     size_t length = 0;
     TRY(find_footer(p, &at, &length, err));
     char *footer = mem_alloc(length + 1);
-    ErrorCode code = read_at(p, at, footer, length, err);
-    if (code == OK) code = parquet_find_column(&p->found, p->path, p->column, footer, length, at, err);
+    ErrorCode code = stored_read(&p->file, at, footer, length, err);
+    if (code == OK) code = parquet_find_column(&p->found, p->file.path, p->column, footer, length, at, err);
     free(footer);
     return code;
 }
 
-/* O_NONBLOCK: opening a FIFO must not wait for a writer before it is refused. */
 ErrorCode parquet_open(Parquet **out, const char *path, const char *column, Error *err) {
-    struct stat st;
+    StoredFile file;
     *out = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return file_refuse(path, err);
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-        close(fd);
-        return file_refuse(path, err);
-    }
+    TRY(stored_open(&file, path, err));
     Parquet *p = mem_alloc(sizeof *p);
-    p->path = mem_strdup(path);
+    p->file = file;
     p->column = mem_strdup(column);
-    p->fd = fd;
-    p->size = (uint64_t)st.st_size;
     p->at = MAGIC_BYTES;
     ErrorCode code = read_footer(p, err);
     if (code != OK)
@@ -186,11 +162,10 @@ void parquet_close(Parquet *p) {
     parquet_column_free(&p->found);
     dictionary_free(&p->dictionary);
     values_free(&p->values);
-    close(p->fd);
+    stored_close(&p->file);
     free(p->raw);
     free(p->page);
     free(p->dictionary_page);
-    free(p->path);
     free(p->column);
     free(p);
 }
@@ -405,7 +380,7 @@ static ErrorCode check_expansion(Parquet *p, size_t length, Error *err) {
         "%s: column '%s', row %" PRIu64 ": %" PRIu64
         " bytes of the file hold more than 4 GiB of text, over %d times as much and no text that "
         "was compressed",
-        p->path, p->column, p->row, g->end - g->begin, MOST_EXPANSION);
+        p->file.path, p->column, p->row, g->end - g->begin, MOST_EXPANSION);
 }
 
 ErrorCode parquet_next(Parquet *p, ParquetString *string, bool *more, Error *err) {
@@ -423,7 +398,7 @@ ErrorCode parquet_skip_to(Parquet *p, uint64_t row, Error *err) {
     const ParquetColumn *c = &p->found;
     if (row > c->rows)
         return error_set(err, ERR_DATA, "%s: shorter than row %" PRIu64 ", where reading was to go on",
-                         p->path, row);
+                         p->file.path, row);
     while (p->group < c->group_count && row >= c->groups[p->group].first_row + c->groups[p->group].rows)
         p->group++;
     p->first = row;

@@ -1,0 +1,22 @@
+/* An input file of data, opened for reading at any place. */
+#ifndef WEFT_DATA_STORED_FILE_H
+#define WEFT_DATA_STORED_FILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+typedef struct StoredFile {
+    char *path;
+    int fd;
+    uint64_t size; /* when it was opened */
+} StoredFile;
+
+/* Opens a regular file; other kinds are refused (file_refuse). After a failure there is nothing to close. */
+ErrorCode stored_open(StoredFile *file, const char *path, Error *err);
+void stored_close(StoredFile *file);
+/* Reads exactly `count` bytes from byte `at` on. ERR_DATA if the file has become shorter. */
+ErrorCode stored_read(const StoredFile *file, uint64_t at, void *out, size_t count, Error *err);
+
+#endif
