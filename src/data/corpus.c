@@ -10,7 +10,7 @@
  *  C2. A reader opened at corpus_position() returns exactly the chunks that this reader would have returned
  *      next.
  *  C3. The ends of chunks depend on the content after `position` alone, never on how reads happened to fall.
- *  C4. A Parquet file has `rows` in place of `input` and the buffer. */
+ *  C4. A Parquet file has `rows`, and a token file `tokens`, in place of `input` and the buffer. */
 #include "data/corpus.h"
 
 #include <stdio.h>
@@ -32,6 +32,7 @@ struct CorpusReader {
     const CorpusFile *file;
     SourceFormat format;
     Parquet *rows;
+    TokenFile *tokens;
     Input *input;
     char *buffer;
     size_t begin, end, capacity;
@@ -76,7 +77,7 @@ static void forget_handed_out(CorpusReader *r) {
 }
 
 void corpus_shrink(CorpusReader *r) {
-    if (r->rows) return;
+    if (!r->input) return;
     forget_handed_out(r);
     r->capacity = r->end + READ_BYTES;
     r->buffer = mem_grow(r->buffer, r->capacity);
@@ -123,6 +124,16 @@ static ErrorCode open_rows(CorpusReader *r, const CorpusPosition *from, Error *e
     return from ? parquet_skip_to(r->rows, from->offset, err) : OK;
 }
 
+static ErrorCode open_tokens(CorpusReader *r, const CorpusPosition *from, Error *err) {
+    TRY(token_file_open(&r->tokens, r->file->path, &r->file->tokens, err));
+    return from ? token_file_skip_to(r->tokens, from->offset, err) : OK;
+}
+
+static ErrorCode open_format(CorpusReader *r, const CorpusPosition *from, Error *err) {
+    if (r->format == FORMAT_PARQUET) return open_rows(r, from, err);
+    return r->format == FORMAT_TOKENS ? open_tokens(r, from, err) : open_input(r, from, err);
+}
+
 ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const CorpusPosition *from, Error *err) {
     *reader = NULL;
     CorpusReader *r = mem_alloc(sizeof *r);
@@ -131,7 +142,7 @@ ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const Corpu
     if (from && from->offset == 0) from = NULL;
     if (from) r->position = *from;
     r->check.begin = r->position.offset;
-    ErrorCode code = r->format == FORMAT_PARQUET ? open_rows(r, from, err) : open_input(r, from, err);
+    ErrorCode code = open_format(r, from, err);
     if (code != OK) {
         corpus_close(r);
         return code;
@@ -143,6 +154,7 @@ ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const Corpu
 void corpus_close(CorpusReader *r) {
     if (!r) return;
     parquet_close(r->rows);
+    token_file_close(r->tokens);
     input_close(r->input);
     free(r->buffer);
     free(r);
@@ -152,6 +164,7 @@ void corpus_close(CorpusReader *r) {
  * resumes there misses nothing. */
 CorpusPosition corpus_position(const CorpusReader *r) { return r->position; }
 uint64_t corpus_stored_position(const CorpusReader *r) {
+    if (r->tokens) return token_file_stored_position(r->tokens);
     return r->rows ? parquet_stored_position(r->rows) : input_stored_position(r->input);
 }
 uint64_t corpus_text_bytes(const CorpusReader *r) { return r->check.bytes; }
@@ -349,8 +362,20 @@ static ErrorCode next_row(CorpusReader *r, CorpusChunk *chunk, bool *more, Error
     return OK;
 }
 
+static ErrorCode next_ids(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
+    TokenPiece piece;
+    TRY(token_file_next(r->tokens, &piece, more, err));
+    if (!*more) return OK;
+    *chunk = (CorpusChunk){(const char *)piece.ids, piece.count * sizeof *piece.ids, piece.first + 1,
+                           !r->position.in_document, piece.ends};
+    uint64_t next = piece.first + piece.count;
+    r->position = (CorpusPosition){next, next, !piece.ends};
+    return OK;
+}
+
 static ErrorCode next_chunk(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
     if (r->rows) return next_row(r, chunk, more, err);
+    if (r->tokens) return next_ids(r, chunk, more, err);
     return r->format == FORMAT_TEXT ? next_text(r, chunk, more, err) : next_line(r, chunk, more, err);
 }
 

@@ -4,7 +4,8 @@
  * lines after it) or paragraphs (a run of non-blank lines and the blank lines after it). The concatenated
  * documents of a file are the file, byte for byte, except for a byte order mark. A JSON-lines file holds one
  * document per line, under a named key, or one conversation per line (data/chat.h). Each may be compressed
- * with zstd or gzip. A Parquet file holds one document per row, in a named column (data/parquet.h). Files that are not text are refused, by their format (data/file_format.h) or by their
+ * with zstd or gzip. A Parquet file holds one document per row, in a named column (data/parquet.h). A token
+ * file holds ids that another program made (data/token_file.h). Files that are not text are refused, by their format (data/file_format.h) or by their
  * bytes (data/text_check.h).
  *
  * Memory is bounded: a long document comes in chunks, cut after a lone newline between two characters that
@@ -22,6 +23,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "data/config.h"
+#include "data/token_file.h"
 
 #define CORPUS_CHUNK_BYTES (256u << 10) /* least size of a long document's chunks */
 #define CORPUS_CHUNK_LIMIT (16u << 20)  /* their greatest size */
@@ -36,6 +38,7 @@ typedef struct CorpusFile {
     SourceSplit split; /* text only */
     const char *key;   /* of JSON lines, or the column of Parquet; NULL or "" means "text" */
     SourceEncoding encoding;
+    TokenFileOptions tokens; /* token files only */
 } CorpusFile;
 
 SourceFormat corpus_format(const CorpusFile *file); /* any but FORMAT_AUTO */
@@ -45,16 +48,16 @@ bool corpus_named_compressed(const char *path);
 
 /* A position between two chunks, where reading can resume later. */
 typedef struct CorpusPosition {
-    uint64_t offset;  /* in the decompressed content; of Parquet, the row */
-    uint64_t line;    /* 0-based; of Parquet, the row */
+    uint64_t offset;  /* in the decompressed content; of Parquet the row, of token files the token */
+    uint64_t line;    /* 0-based; likewise */
     bool in_document; /* the next chunk continues a document */
 } CorpusPosition;
 
-/* A chunk of text, one raw line of JSON, or the text of a row. */
+/* A chunk of text, one raw line of JSON, the text of a row, or ids (int32_t). */
 typedef struct CorpusChunk {
     const char *bytes; /* valid until the next call */
     size_t length;
-    uint64_t line;     /* 1-based, of the first byte; or the row */
+    uint64_t line;     /* 1-based, of the first byte; or the row, or the token */
     bool starts, ends; /* at a document's boundary */
 } CorpusChunk;
 

@@ -24,6 +24,7 @@
 #include "base/name.h"
 #include "data/cache_use.h"
 #include "data/packing.h"
+#include "data/source_files.h"
 #include "data/token_build.h"
 #include "data/token_units.h"
 
@@ -122,6 +123,12 @@ static void hash_template(const Chat *chat, char out[65]) {
     sha256_hex(digest, out);
 }
 
+static void hash_tokens(Sha256 *h, const TokenFileOptions *o) {
+    sha256_add_u64(h, (uint64_t)o->type);
+    sha256_add_u64(h, (uint64_t)o->boundary);
+    sha256_add_u64(h, (uint64_t)(int64_t)o->end);
+}
+
 /* Hashes everything that decides the ids of a source, unambiguously. */
 static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint *prints, size_t count,
                      bool skip_bad, uint8_t key[32]) {
@@ -139,6 +146,8 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
         sha256_add_u64(h, (uint64_t)format - FORMAT_TEXT);
         if (format == FORMAT_TEXT)
             sha256_add_u64(h, (uint64_t)files[i].split);
+        else if (format == FORMAT_TOKENS)
+            hash_tokens(h, &files[i].tokens);
         else
             add_string(h, files[i].key);
         if (format == FORMAT_CHAT) chat_hash(r->chat, h);
@@ -280,21 +289,6 @@ static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files,
     return code;
 }
 
-static bool is_given(const char *word) { return word && word[0]; }
-
-/* The cache key has the default name if none was given: naming "text" explicitly must not tokenize again. */
-static const char *key_or_default(const DataSource *spec) {
-    if (is_given(spec->column)) return spec->column;
-    if (is_given(spec->key)) return spec->key;
-    return spec->format == FORMAT_CHAT ? "messages" : "text";
-}
-
-/* A column says that files are Parquet, whatever their names. */
-static SourceFormat source_format(const DataSource *spec) {
-    return spec->format == FORMAT_AUTO && is_given(spec->column) ? FORMAT_PARQUET
-                                                                 : (SourceFormat)spec->format;
-}
-
 /* Checks the whole source, whichever of its caches this start has built: the fraction must not depend on the
  * order of lines. */
 static ErrorCode check_bad_lines(const Recipe *r, const Source *s, Error *err) {
@@ -309,45 +303,23 @@ static ErrorCode check_bad_lines(const Recipe *r, const Source *s, Error *err) {
                      limit, r->config->cache_dir);
 }
 
-/* [s->files]; the caller frees it. */
-static CorpusFile *corpus_files(const DataSource *spec, const Source *s) {
-    CorpusFile *files = mem_alloc_array(s->files, sizeof *files);
-    for (size_t i = 0; i < s->files; i++)
-        files[i] = (CorpusFile){s->paths[i], source_format(spec), (SourceSplit)spec->split,
-                                key_or_default(spec), (SourceEncoding)spec->encoding};
-    return files;
-}
-
 static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
-    CorpusFile *files = corpus_files(spec, s);
+    CorpusFile *files = source_files(spec, s->paths, s->files, r->tokenizer);
     ErrorCode code = open_cache(r, s, files, err);
     if (code == OK) code = check_bad_lines(r, s, err);
     free(files);
     return code;
 }
 
-/* `key` and `column` each belong to one kind of file, and would be passed over in silence otherwise. */
-static ErrorCode check_keys(const DataSource *spec, const Source *s, Error *err) {
-    for (size_t i = 0; i < s->files; i++) {
-        CorpusFile file = {.path = s->paths[i], .format = source_format(spec)};
-        bool parquet = corpus_format(&file) == FORMAT_PARQUET;
-        if (!is_given(parquet ? spec->key : spec->column)) continue;
-        return error_set(err, ERR_CONFIG, "%s: %s", s->paths[i],
-                         parquet ? "key belongs to JSON lines; name the text of a Parquet file by column"
-                                 : "column belongs to Parquet files; name the text of JSON lines by key");
-    }
-    return OK;
-}
-
 /* A pattern stands for its files in sorted order, as one source. */
-static ErrorCode list_files(const DataSource *spec, Source *s, Error *err) {
+static ErrorCode list_files(const DataSource *spec, Source *s, const Tokenizer *t, Error *err) {
     if (!spec->path || !spec->path[0]) return error_set(err, ERR_CONFIG, "a data source has no path");
     s->name = mem_strdup(spec->path);
     s->set = mem_strdup(spec->name ? spec->name : "");
     s->weight = spec->weight;
     s->chat = spec->format == FORMAT_CHAT;
     TRY(file_glob(spec->path, &s->paths, &s->files, err));
-    return check_keys(spec, s, err);
+    return source_check(spec, s->paths, s->files, t, err);
 }
 
 /* Hashes contents before caches are looked for, since the hash is part of their names. Hashes of unchanged
@@ -558,14 +530,14 @@ static const DataSource *source_of(const Dataset *d, const DataConfig *c, size_t
     return (const DataSource *)(const void *)list->items + (i < d->count ? i : i - d->count);
 }
 
-static ErrorCode find_files(Dataset *d, const DataConfig *c, Error *err) {
-    for (size_t i = 0; i < d->total; i++) TRY(list_files(source_of(d, c, i), &d->sources[i], err));
+static ErrorCode find_files(Dataset *d, const DataConfig *c, const Tokenizer *t, Error *err) {
+    for (size_t i = 0; i < d->total; i++) TRY(list_files(source_of(d, c, i), &d->sources[i], t, err));
     return print_files(d, c->cache_dir, err);
 }
 
 /* Opens the sources one after the other, since tokenizing each uses all threads. */
 static ErrorCode fill(Dataset *d, const DataConfig *c, Recipe *r, Error *err) {
-    TRY(find_files(d, c, err));
+    TRY(find_files(d, c, r->tokenizer, err));
     r->use = d->use = cache_use_open(c->cache_dir);
     for (size_t i = 0; i < d->total; i++) TRY(open_files(r, source_of(d, c, i), &d->sources[i], err));
     TRY(assign_streams(d, err));
@@ -615,7 +587,7 @@ static void add_name(const uint8_t key[32], Text *names) {
 static void name_caches(const Recipe *r, const DataSource *spec, Source *s, Text *names) {
     uint8_t key[32];
     Caches c = {0};
-    CorpusFile *files = corpus_files(spec, s);
+    CorpusFile *files = source_files(spec, s->paths, s->files, r->tokenizer);
     make_key(r, files, s->prints, s->files, skips_bad(r), key);
     add_name(key, names);
     cut_units(r, s, files, &c);
@@ -635,7 +607,7 @@ ErrorCode dataset_name_caches(const DataConfig *config, const Tokenizer *tokeniz
     Dataset *d = new_dataset(config, tokenizer, context);
     Recipe recipe;
     ErrorCode code = make_recipe(&recipe, config, tokenizer, 0, err);
-    if (code == OK) code = find_files(d, config, err);
+    if (code == OK) code = find_files(d, config, tokenizer, err);
     for (size_t i = 0; code == OK && i < d->total; i++)
         name_caches(&recipe, source_of(d, config, i), &d->sources[i], names);
     chat_close(recipe.chat);

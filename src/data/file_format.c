@@ -109,6 +109,8 @@ static bool is_brotli(const FileEnds *e) {
 #define REPACK "decompress it, or compress it with gzip or zstd"
 #define TWICE "it is compressed twice: decompress it once"
 #define TEXT_OF "weft tokenizes by itself: name the text that these ids were made of"
+#define TOKENS "give the source format: tokens"
+#define INDEXED "name the .bin file with format: tokens, dtype and end"
 #define EXTRACT "extract its text first"
 #define MODEL "data.sources takes text"
 #define RECODE(name) "convert it with: iconv -f " name " -t UTF-8"
@@ -143,11 +145,11 @@ static const FileFormat formats[] = {
     {"a Feather file", LINES, KIND_NOT_TEXT, 0, MAGIC("FEA1"), ends_as_feather},
     {"an ORC file", LINES, KIND_NOT_TEXT, 0, MAGIC("ORC"), ends_as_orc},
     {"an Avro file", LINES, KIND_NOT_TEXT, 0, MAGIC("Obj\x01"), NULL},
-    {"a NumPy array (.npy)", TEXT_OF, KIND_NOT_TEXT, 0, MAGIC("\x93NUMPY"), NULL},
-    {"an index of Megatron's token data", TEXT_OF, KIND_NOT_TEXT, 0, MAGIC("MMIDIDX\0\0"), NULL},
-    {"an index of Megatron's token data", TEXT_OF, KIND_NOT_TEXT, 0, MAGIC("TNTIDX\0\0"), NULL},
-    {"a token file of llm.c", TEXT_OF, KIND_NOT_TEXT, 0, MAGIC("\x88\xd8\x34\x01"), NULL},
-    {"a token file of llm.c", TEXT_OF, KIND_NOT_TEXT, 0, MAGIC("\xa1\xd9\x34\x01"), NULL},
+    {"a NumPy array (.npy)", TOKENS, KIND_NOT_TEXT, 0, MAGIC("\x93NUMPY"), NULL},
+    {"an index of Megatron's token data", INDEXED, KIND_NOT_TEXT, 0, MAGIC("MMIDIDX\0\0"), NULL},
+    {"an index of Megatron's token data", INDEXED, KIND_NOT_TEXT, 0, MAGIC("TNTIDX\0\0"), NULL},
+    {"a token file of llm.c", TOKENS, KIND_NOT_TEXT, 0, MAGIC("\x88\xd8\x34\x01"), NULL},
+    {"a token file of llm.c", TOKENS, KIND_NOT_TEXT, 0, MAGIC("\xa1\xd9\x34\x01"), NULL},
     {"an evaluation file of llm.c", TEXT_OF, KIND_NOT_TEXT, 0, MAGIC("\x8a\xd8\x34\x01"), NULL},
     {"a token cache of weft", "name the text that it was made of", KIND_NOT_TEXT, 0, MAGIC("weft.tok"), is_binary},
     {"a safetensors file", MODEL, KIND_NOT_TEXT, 0, NULL, 0, is_safetensors},

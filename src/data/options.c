@@ -14,11 +14,19 @@ static const Option source_options[] = {
     CHOICE(
         "format", format, "auto", CHOICE_WORDS(SOURCE_FORMATS), UNKNOWN,
         "auto goes by the name: .jsonl, .json, .ndjson are JSON lines, .parquet is Parquet; a further .zst "
-        "or .gz is ignored. chat: a conversation a line, as messages or prompt and completion."),
+        "or .gz is ignored. chat: a conversation a line, as messages or prompt and completion. tokens: ids."),
     TEXT("key", key, "", UNKNOWN,
          "JSON lines: the member that holds the text, or the messages; empty: text, messages."),
     TEXT("column", column, "", UNKNOWN,
          "Parquet: the column that holds the text, with dots for members of structs; empty: text."),
+    CHOICE("dtype", dtype, "auto", CHOICE_WORDS(TOKEN_TYPES), UNKNOWN,
+           "Token files: the type of their ids; auto: as their header states."),
+    TEXT("end", end, "", UNKNOWN,
+         "Token files: the id between documents; empty: the tokenizer's EOS; none: a file is one document."),
+    CHOICE(
+        "boundary", boundary, "auto", CHOICE_WORDS(TOKEN_BOUNDARIES), UNKNOWN,
+        "Token files: whether that id stands at the end of a document or at its start; auto: start for files "
+        "of llm.c and those that begin with it and do not end with it."),
     CHOICE("split", split, "file", CHOICE_WORDS(SOURCE_SPLITS), UNKNOWN,
            "What a document of a text file is; paragraphs are separated by blank lines."),
     /* Non-text is refused, since nothing else would show that a model was trained on an archive. */
@@ -59,7 +67,7 @@ const Option data_options[] = {
     /* What is trained on, and in what order. Files are compared by fingerprint (data/fingerprint.c): they may
      * move, but not change. What decides the ids of a cache or the order of samples is EFFECT_CURVE. */
     LIST("data.sources", sources, DataSource, source_options, CONTENT,
-         "What to train on: paths, or maps of path, weight, format, key, column, split, encoding, name."),
+         "What to train on: paths, or maps of path, weight, format and the keys of that format, name."),
     /* Other validation metrics of the same run. */
     LIST("data.validation", validation_sources, DataSource, source_options, MEASURES,
          "What to validate on; maps with a name make named sets; empty: validation_fraction of the sources."),

@@ -41,13 +41,15 @@ void text_check_add(TextCheck *c, const char *bytes, size_t length) {
 static const char *guess(const TextCheck *c) {
     uint64_t even = c->nuls_at[0] + c->nuls_at[2], odd = c->nuls_at[1] + c->nuls_at[3], half = c->bytes / 2;
     if (10 * c->nuls_at[2] > 9 * (half / 2) && 10 * c->nuls_at[3] > 9 * (half / 2))
-        return "; it looks like numbers of 4 bytes: token ids? Name the text that they were made of";
+        return "; it looks like numbers of 4 bytes: token ids? Give the source format: tokens and dtype: "
+               "uint32 or int32";
     if (10 * odd > 6 * half && 10 * even <= odd)
         return "; it looks like UTF-16: convert it with: iconv -f UTF-16LE -t UTF-8";
     if (10 * even > 6 * half && 10 * odd <= even)
         return "; it looks like UTF-16: convert it with: iconv -f UTF-16BE -t UTF-8";
     if (odd > 5 * even && 50 * odd > c->bytes)
-        return "; it looks like numbers of 2 bytes: token ids? Name the text that they were made of";
+        return "; it looks like numbers of 2 bytes: token ids? Give the source format: tokens and dtype: "
+               "uint16";
     return "";
 }
 

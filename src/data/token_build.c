@@ -355,6 +355,19 @@ static ErrorCode encode_conversation(const TokenBuild *b, Job *job, const Record
                               &job->text_bytes, err);
 }
 
+/* Ids that are there already, checked by their reader. BOS and EOS are among them, or they are not wanted. The
+ * text is what the ids stand for, so that its bytes are known. */
+static ErrorCode copy_ids(const TokenBuild *b, Job *job, const Record *record) {
+    size_t count = record->length / sizeof(int32_t), first = job->ids.count, bytes;
+    token_list_reserve(&job->ids, count);
+    memcpy(job->ids.ids + first, job->raw.data + record->offset, record->length);
+    job->ids.count += count;
+    for (size_t i = first; i < job->ids.count; i++)
+        if (tokenizer_token_bytes(b->tokenizer, job->ids.ids[i], &bytes)) job->text_bytes += bytes;
+    if (record->ends) document_ends_add(&job->ends, job->ids.count);
+    return OK;
+}
+
 /* BOS and EOS go to the ends of documents, not of chunks. An empty line of JSON is not a document and gets
  * neither. */
 static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *record, Text *decoded,
@@ -363,6 +376,7 @@ static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *reco
     const char *text = job->raw.data + record->offset;
     size_t length = record->length;
     if (corpus_format(file) == FORMAT_CHAT) return encode_conversation(b, job, record, err);
+    if (corpus_format(file) == FORMAT_TOKENS) return copy_ids(b, job, record);
     if (corpus_format(file) == FORMAT_JSONL) {
         CorpusChunk chunk = {text, length, record->line, true, true};
         TRY(corpus_decode_json(file, &chunk, decoded, err));

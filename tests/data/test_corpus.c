@@ -38,7 +38,11 @@ static ErrorCode collect(const CorpusFile *file, const CorpusPosition *from, Doc
 
 static void expect_documents(SourceSplit split, const char *text, size_t count,
                              const char *const *documents) {
-    CorpusFile file = {files_text("a.txt", text), FORMAT_AUTO, split, NULL, ENCODING_UTF8};
+    CorpusFile file = {.path = files_text("a.txt", text),
+                       .format = FORMAT_AUTO,
+                       .split = split,
+                       .key = NULL,
+                       .encoding = ENCODING_UTF8};
     Documents got;
     Error err;
     assert_int_equal(collect(&file, NULL, &got, &err), OK);
@@ -88,7 +92,11 @@ static void test_long_documents_come_in_pieces(void **state) {
     (void)state;
     size_t length = 3u << 20;
     char *text = random_text(length, 7);
-    CorpusFile file = {files_write("long.txt", text, length), FORMAT_TEXT, SPLIT_FILE, NULL, ENCODING_UTF8};
+    CorpusFile file = {.path = files_write("long.txt", text, length),
+                       .format = FORMAT_TEXT,
+                       .split = SPLIT_FILE,
+                       .key = NULL,
+                       .encoding = ENCODING_UTF8};
     Documents got;
     Error err;
     assert_int_equal(collect(&file, NULL, &got, &err), OK);
@@ -113,8 +121,11 @@ static void test_text_without_newlines_is_cut_between_characters(void **state) {
     char *text = malloc(length);
     for (size_t i = 0; i < length; i++) text[i] = "\xe4\xb8\xad"[i % 3];
     for (int split = SPLIT_FILE; split <= SPLIT_LINES; split++) {
-        CorpusFile file = {files_write("wide.txt", text, length), FORMAT_TEXT, (SourceSplit)split, NULL,
-                           ENCODING_UTF8};
+        CorpusFile file = {.path = files_write("wide.txt", text, length),
+                           .format = FORMAT_TEXT,
+                           .split = (SourceSplit)split,
+                           .key = NULL,
+                           .encoding = ENCODING_UTF8};
         Documents got;
         Error err;
         assert_int_equal(collect(&file, NULL, &got, &err), OK);
@@ -138,7 +149,11 @@ static void test_reading_goes_on_anywhere(void **state) {
     free(text);
     static const char *const names[] = {"plain.txt", "packed.txt.zst", "packed.txt.gz"};
     for (int i = 0; i < 3; i++) {
-        CorpusFile file = {files_path(names[i]), FORMAT_AUTO, SPLIT_FILE, NULL, ENCODING_UTF8};
+        CorpusFile file = {.path = files_path(names[i]),
+                           .format = FORMAT_AUTO,
+                           .split = SPLIT_FILE,
+                           .key = NULL,
+                           .encoding = ENCODING_UTF8};
         Documents whole, rest;
         Error err;
         assert_int_equal(collect(&file, NULL, &whole, &err), OK);
@@ -167,7 +182,11 @@ static void test_json_lines(void **state) {
     files_gzip("a.json.gz", text, strlen(text), SIZE_MAX);
     static const char *const names[] = {"a.jsonl", "a.jsonl.zst", "a.json.gz"};
     for (int i = 0; i < 3; i++) {
-        CorpusFile file = {files_path(names[i]), FORMAT_AUTO, SPLIT_FILE, NULL, ENCODING_UTF8};
+        CorpusFile file = {.path = files_path(names[i]),
+                           .format = FORMAT_AUTO,
+                           .split = SPLIT_FILE,
+                           .key = NULL,
+                           .encoding = ENCODING_UTF8};
         assert_int_equal(corpus_format(&file), FORMAT_JSONL);
         CorpusReader *r;
         Error err;
@@ -191,7 +210,11 @@ static void test_json_lines(void **state) {
 }
 
 static void expect_bad_line(const char *line, const char *key, const char *part) {
-    CorpusFile file = {"dir/b.jsonl", FORMAT_JSONL, SPLIT_FILE, key, ENCODING_UTF8};
+    CorpusFile file = {.path = "dir/b.jsonl",
+                       .format = FORMAT_JSONL,
+                       .split = SPLIT_FILE,
+                       .key = key,
+                       .encoding = ENCODING_UTF8};
     CorpusChunk chunk = {line, strlen(line), 17, true, true};
     Text decoded = {0};
     Error err = {0};
@@ -203,7 +226,11 @@ static void expect_bad_line(const char *line, const char *key, const char *part)
 
 static void test_nul_in_json_lines(void **state) {
     static const char line[] = "{\"text\": \"a\\u0000b\"}";
-    CorpusFile file = {"b.jsonl", FORMAT_JSONL, SPLIT_FILE, NULL, ENCODING_UTF8};
+    CorpusFile file = {.path = "b.jsonl",
+                       .format = FORMAT_JSONL,
+                       .split = SPLIT_FILE,
+                       .key = NULL,
+                       .encoding = ENCODING_UTF8};
     CorpusChunk chunk = {line, sizeof line - 1, 1, true, true};
     Text decoded = {0};
     Error err = {0};
@@ -229,7 +256,8 @@ static void test_bad_json_lines(void **state) {
 }
 
 static ErrorCode read_all(const char *path, Error *err) {
-    CorpusFile file = {path, FORMAT_TEXT, SPLIT_FILE, NULL, ENCODING_UTF8};
+    CorpusFile file = {
+        .path = path, .format = FORMAT_TEXT, .split = SPLIT_FILE, .key = NULL, .encoding = ENCODING_UTF8};
     Documents got;
     ErrorCode code = collect(&file, NULL, &got, err);
     text_free(&got.all);
@@ -362,8 +390,11 @@ static void test_any_bytes(void **state) {
     Error err = {0};
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
         size_t length = foreign_bytes(&foreign[i], bytes);
-        CorpusFile file = {files_write(foreign[i].file, bytes, length), FORMAT_TEXT, SPLIT_FILE, NULL,
-                           ENCODING_BYTES};
+        CorpusFile file = {.path = files_write(foreign[i].file, bytes, length),
+                           .format = FORMAT_TEXT,
+                           .split = SPLIT_FILE,
+                           .key = NULL,
+                           .encoding = ENCODING_BYTES};
         Documents got;
         ErrorCode code = collect(&file, NULL, &got, &err);
         if (code == OK) assert_int_equal(got.all.length, length);
@@ -399,8 +430,11 @@ static void test_text_is_not_refused(void **state) {
     Text most = {0};
     for (int i = 0; i < 200; i++) text_puts(&most, "a line of text\n");
     text_add(&most, "\xe9\xff", 2);
-    CorpusFile file = {files_write("most.txt", most.data, most.length), FORMAT_TEXT, SPLIT_FILE, NULL,
-                       ENCODING_UTF8};
+    CorpusFile file = {.path = files_write("most.txt", most.data, most.length),
+                       .format = FORMAT_TEXT,
+                       .split = SPLIT_FILE,
+                       .key = NULL,
+                       .encoding = ENCODING_UTF8};
     CorpusReader *reader;
     CorpusChunk chunk;
     bool more = true;
@@ -438,7 +472,11 @@ static void test_bad_zstd(void **state) {
     FILE *f = fopen(files_path("two.zst"), "ab");
     fwrite(packed, 1, length, f);
     fclose(f);
-    CorpusFile file = {files_path("two.zst"), FORMAT_TEXT, SPLIT_FILE, NULL, ENCODING_UTF8};
+    CorpusFile file = {.path = files_path("two.zst"),
+                       .format = FORMAT_TEXT,
+                       .split = SPLIT_FILE,
+                       .key = NULL,
+                       .encoding = ENCODING_UTF8};
     Documents got;
     assert_int_equal(collect(&file, NULL, &got, &err), OK);
     assert_int_equal(got.all.length, 2000);
@@ -462,8 +500,11 @@ static void test_gzip_members(void **state) {
             if (at % 20000 == 0 || bgzf) files_add_member(&packed, "", 0, bgzf);
         }
         if (kind == 2) text_add(&packed, (char[1000]){0}, 1000);
-        CorpusFile file = {files_write("members.txt", packed.data, packed.length), FORMAT_TEXT, SPLIT_FILE,
-                           NULL, ENCODING_UTF8};
+        CorpusFile file = {.path = files_write("members.txt", packed.data, packed.length),
+                           .format = FORMAT_TEXT,
+                           .split = SPLIT_FILE,
+                           .key = NULL,
+                           .encoding = ENCODING_UTF8};
         Documents got;
         Error err;
         if (collect(&file, NULL, &got, &err) != OK) fail_msg("%s", err.message);
@@ -524,7 +565,11 @@ static void test_bad_gzip(void **state) {
 static void test_shrunken_file(void **state) {
     (void)state;
     Error err = {0};
-    CorpusFile file = {files_text("short.txt", "abc"), FORMAT_TEXT, SPLIT_FILE, NULL, ENCODING_UTF8};
+    CorpusFile file = {.path = files_text("short.txt", "abc"),
+                       .format = FORMAT_TEXT,
+                       .split = SPLIT_FILE,
+                       .key = NULL,
+                       .encoding = ENCODING_UTF8};
     CorpusPosition from = {.offset = 100, .line = 3};
     Documents got;
     assert_int_equal(collect(&file, &from, &got, &err), ERR_DATA);

@@ -29,7 +29,11 @@ static ErrorCode build(const Spec *s, Error *err) {
     CorpusFile files[4];
     Fingerprint prints[4];
     for (size_t i = 0; i < s->count; i++)
-        files[i] = (CorpusFile){s->paths[i], FORMAT_AUTO, s->split, "text", ENCODING_BYTES};
+        files[i] = (CorpusFile){.path = s->paths[i],
+                                .format = FORMAT_AUTO,
+                                .split = s->split,
+                                .key = "text",
+                                .encoding = ENCODING_BYTES};
     TRY(fingerprint_files(files_root, s->paths, s->count, prints, err));
     TokenUnit unit = {.dir = s->dir, .count = s->count};
     memcpy(unit.key, key, sizeof key);

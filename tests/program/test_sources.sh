@@ -52,7 +52,7 @@ refused 65 "cut.txt.gz: truncated: the gzip data stops at byte $(stat -c %s cut.
 { cat text.txt.gz; echo more; } >longer.txt.gz
 refused 65 "longer.txt.gz: damaged gzip data near byte $(stat -c %s text.txt.gz): " tokenize run.yaml "data.sources=[longer.txt.gz]"
 gzip -c text.txt.gz >twice.gz
-refused 65 "twice.gz: this is gzip data; weft reads text and JSON lines, plain or compressed with gzip or zstd, and Parquet: it is compressed twice" tokenize run.yaml "data.sources=[twice.gz]"
+refused 65 "twice.gz: this is gzip data; weft reads text and JSON lines, plain or compressed with gzip or zstd, Parquet and token files: it is compressed twice" tokenize run.yaml "data.sources=[twice.gz]"
 
 # ---- Parquet: a document a row of a column ----
 fixtures=$WEFT_SOURCE_DIR/tests/fuzz/corpus/parquet
@@ -85,12 +85,50 @@ refused 65 "no column 'body'; columns of text: text; name one with \`column\` in
 refused 65 "rows.bin: this is a Parquet file; " tokenize run.yaml 'data.sources=[rows.bin]'
 refused 65 "give the source format: parquet, and column: its text" tokenize run.yaml 'data.sources=[rows.bin]'
 refused 65 "text.txt: not a Parquet file" tokenize run.yaml 'data.sources=[{path: text.txt, column: text}]'
-refused 78 "rows.parquet: key belongs to JSON lines; name the text of a Parquet file by column" tokenize run.yaml 'data.sources=[{path: rows.parquet, key: text}]'
-refused 78 "rows.jsonl: column belongs to Parquet files" tokenize run.yaml 'data.sources=[{path: rows.jsonl, format: jsonl, column: text}]'
+refused 78 "rows.parquet: the key key belongs to JSON lines; this file is read as another format" tokenize run.yaml 'data.sources=[{path: rows.parquet, key: text}]'
+refused 78 "rows.jsonl: the key column belongs to Parquet" tokenize run.yaml 'data.sources=[{path: rows.jsonl, format: jsonl, column: text}]'
 for file in brotli bad-encrypted; do
     cp "$fixtures/$file" $file.parquet
     refused 65 "which weft does not read" tokenize run.yaml "data.sources=[$file.parquet]"
 done
+
+# ---- token files: the ids of text.txt, as other programs store them ----
+exits 0 tokenize run.yaml 'data.sources=[text.txt, {path: rows.jsonl}]' data.cache_dir=made
+python3 - made/*/part-00000.tok <<'END' || fail "no token files"
+import array, struct, sys
+ids = array.array("H")
+for path in sys.argv[1:]:
+    part = open(path, "rb").read()
+    tokens = struct.unpack_from("<Q", part, 96)[0]
+    ids.frombytes(part[4096 : 4096 + 2 * tokens])
+bos, eos = ids[0], ids[-1]
+header = "{'descr': '<u4', 'fortran_order': False, 'shape': (%d,), }" % len(ids)
+header += " " * (-(10 + len(header) + 1) % 64) + "\n"
+open("ids.npy", "wb").write(b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header.encode() + array.array("I", ids).tobytes())
+open("ids.bin", "wb").write(ids.tobytes())
+open("llmc.bin", "wb").write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + ids.tobytes())
+open("outside.bin", "wb").write(ids[:10].tobytes() + struct.pack("<H", 999) + ids[10:].tobytes())
+open("ends", "w").write("%d %d" % (bos, eos))
+END
+read -r bos eos <ends
+want="30 documents"
+for source in '{path: ids.npy, format: tokens}' '{path: ids.bin, format: tokens, dtype: uint16}' \
+    "{path: ids.bin, format: tokens, dtype: uint16, end: $eos, boundary: end}" "{path: ids.bin, format: tokens, dtype: uint16, end: $bos}" \
+    "{path: llmc.bin, format: tokens, end: $bos}"; do
+    exits 0 tokenize run.yaml "data.sources=[$source]"
+    got=$(cat out err | grep -oE '[0-9]+ documents?, .*' | sed 's/ bytes a token,.*//')
+    [[ $got == "$want"* ]] || fail "$source: expected $want: $(cat out err)"
+    want=$got
+done
+exits 0 tokenize run.yaml 'data.sources=[{path: ids.bin, format: tokens, dtype: uint16, end: none}]'
+cat out err | grep -q ' 1 document,' || fail "end: none is not one document: $(cat out)"
+exits 0 train run.yaml run.dir=ids 'data.sources=[{path: ids.npy, format: tokens}]' data.validation_fraction=0.2
+refused 65 "outside.bin: token 10 (byte 20): id 999 is outside of the vocabulary of 258" tokenize run.yaml 'data.sources=[{path: outside.bin, format: tokens, dtype: uint16}]'
+refused 65 "give the source dtype: uint16, uint32 or int32" tokenize run.yaml 'data.sources=[{path: ids.bin, format: tokens}]'
+refused 65 "ids.npy: this is a NumPy array (.npy); " tokenize run.yaml 'data.sources=[ids.npy]'
+refused 65 "Give the source format: tokens and dtype: uint16" tokenize run.yaml 'data.sources=[ids.bin]'
+refused 78 "end is '9999': expected an id below the vocabulary of data.tokenizer (258), or none" tokenize run.yaml 'data.sources=[{path: ids.npy, format: tokens, end: 9999}]'
+refused 78 "text.txt: the key dtype belongs to token files" tokenize run.yaml 'data.sources=[{path: text.txt, dtype: uint16}]'
 
 # A few invalid characters are counted, at each start.
 for ((i = 0; i < 40; i++)); do echo "a line of text"; done >most.txt

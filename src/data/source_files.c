@@ -1,0 +1,79 @@
+#include "data/source_files.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_given(const char *word) { return word && word[0]; }
+
+/* The default name stands for itself in cache keys: naming "text" explicitly must not tokenize again. */
+static const char *key_or_default(const DataSource *s) {
+    if (is_given(s->column)) return s->column;
+    if (is_given(s->key)) return s->key;
+    return s->format == FORMAT_CHAT ? "messages" : "text";
+}
+
+/* A column says that files are Parquet, whatever their names. */
+static SourceFormat format_of(const DataSource *s) {
+    return s->format == FORMAT_AUTO && is_given(s->column) ? FORMAT_PARQUET : (SourceFormat)s->format;
+}
+
+/* The id between documents; -1 for none, -2 for a word that is no id. */
+static int32_t end_of(const DataSource *s, const Tokenizer *t) {
+    char *rest;
+    if (!is_given(s->end)) return tokenizer_eos(t);
+    if (strcmp(s->end, "none") == 0) return -1;
+    errno = 0;
+    long id = strtol(s->end, &rest, 10);
+    return *rest || errno || id < 0 || id >= tokenizer_vocab_size(t) ? -2 : (int32_t)id;
+}
+
+static ErrorCode check_end(const DataSource *s, const Tokenizer *t, Error *err) {
+    int32_t end = end_of(s, t);
+    if (end == -2)
+        return error_set(
+            err, ERR_CONFIG,
+            "%s: end is '%s': expected an id below the vocabulary of data.tokenizer (%d), or none", s->path,
+            s->end, tokenizer_vocab_size(t));
+    if (end >= 0 || is_given(s->end)) return OK;
+    return error_set(
+        err, ERR_CONFIG,
+        "%s: data.tokenizer has no token that ends a text: name the id between documents as `end`, "
+        "or end: none where a file is one document",
+        s->path);
+}
+
+static ErrorCode check_key(const char *path, const char *key, bool given, bool fits, const char *belongs,
+                           Error *err) {
+    if (!given || fits) return OK;
+    return error_set(err, ERR_CONFIG, "%s: the key %s belongs to %s; this file is read as another format",
+                     path, key, belongs);
+}
+
+static ErrorCode check_file(const DataSource *s, const char *path, Error *err) {
+    CorpusFile file = {.path = path, .format = format_of(s)};
+    SourceFormat format = corpus_format(&file);
+    bool parquet = format == FORMAT_PARQUET, tokens = format == FORMAT_TOKENS;
+    TRY(check_key(path, "key", is_given(s->key), !parquet && !tokens, "JSON lines", err));
+    TRY(check_key(path, "column", is_given(s->column), parquet, "Parquet", err));
+    TRY(check_key(path, "dtype", s->dtype != TOKEN_TYPE_AUTO, tokens, "token files", err));
+    TRY(check_key(path, "end", is_given(s->end), tokens, "token files", err));
+    return check_key(path, "boundary", s->boundary != BOUNDARY_AUTO, tokens, "token files", err);
+}
+
+ErrorCode source_check(const DataSource *s, char *const *paths, size_t count, const Tokenizer *t,
+                       Error *err) {
+    for (size_t i = 0; i < count; i++) TRY(check_file(s, paths[i], err));
+    return s->format == FORMAT_TOKENS ? check_end(s, t, err) : OK;
+}
+
+CorpusFile *source_files(const DataSource *s, char *const *paths, size_t count, const Tokenizer *t) {
+    CorpusFile *files = mem_alloc_array(count, sizeof *files);
+    TokenFileOptions tokens = {(TokenType)s->dtype, (TokenBoundary)s->boundary, end_of(s, t),
+                               (uint64_t)tokenizer_vocab_size(t)};
+    for (size_t i = 0; i < count; i++)
+        files[i] = (CorpusFile){
+            paths[i], format_of(s), (SourceSplit)s->split, key_or_default(s), (SourceEncoding)s->encoding,
+            tokens};
+    return files;
+}

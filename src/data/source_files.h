@@ -1,0 +1,14 @@
+/* How the files of a source of the configuration are read. */
+#ifndef WEFT_DATA_SOURCE_FILES_H
+#define WEFT_DATA_SOURCE_FILES_H
+
+#include "data/corpus.h"
+
+/* ERR_CONFIG where a key of the source does not belong to the format of one of its files: it would be passed
+ * over in silence. */
+ErrorCode source_check(const DataSource *source, char *const *paths, size_t count, const Tokenizer *t,
+                       Error *err);
+/* [count], of a source that was checked; the caller frees it. Paths and strings stay the source's. */
+CorpusFile *source_files(const DataSource *source, char *const *paths, size_t count, const Tokenizer *t);
+
+#endif
