@@ -7,6 +7,7 @@
 
 #include "base/choices.h"
 #include "base/options.h"
+#include "formats/token_file.h"
 #include "tokenizer/tokenizer.h"
 
 #define SOURCE_FORMATS(X)  \
@@ -14,14 +15,6 @@
     X(FORMAT_TEXT, "text") \
     X(FORMAT_JSONL, "jsonl") X(FORMAT_CHAT, "chat") X(FORMAT_PARQUET, "parquet") X(FORMAT_TOKENS, "tokens")
 typedef enum SourceFormat { SOURCE_FORMATS(CHOICE_CONSTANT) } SourceFormat;
-/* Type of the ids in a token file; auto: the header's. */
-#define TOKEN_TYPES(X) \
-    X(TOKEN_TYPE_AUTO, "auto") X(TOKEN_UINT16, "uint16") X(TOKEN_UINT32, "uint32") X(TOKEN_INT32, "int32")
-typedef enum TokenType { TOKEN_TYPES(CHOICE_CONSTANT) } TokenType;
-/* Where the id between documents stands. auto: in front in a file of llm.c, and in one that begins with it and
- * does not end with it; else behind. */
-#define TOKEN_BOUNDARIES(X) X(BOUNDARY_AUTO, "auto") X(BOUNDARY_END, "end") X(BOUNDARY_START, "start")
-typedef enum TokenBoundary { TOKEN_BOUNDARIES(CHOICE_CONSTANT) } TokenBoundary;
 /* How a text file is split into documents. */
 #define SOURCE_SPLITS(X) X(SPLIT_FILE, "file") X(SPLIT_PARAGRAPHS, "paragraphs") X(SPLIT_LINES, "lines")
 typedef enum SourceSplit { SOURCE_SPLITS(CHOICE_CONSTANT) } SourceSplit;

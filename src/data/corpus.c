@@ -19,10 +19,10 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "data/file_format.h"
-#include "data/input.h"
-#include "data/parquet.h"
-#include "data/text_check.h"
+#include "formats/file_format.h"
+#include "formats/input.h"
+#include "formats/parquet.h"
+#include "formats/text_check.h"
 
 /* Large enough that the system call costs nothing compared with tokenizing, and small compared with the
  * caches of a machine that tokenizes on all its cores. */
@@ -47,7 +47,7 @@ static bool ends_with(const char *name, size_t length, const char *suffix) {
 }
 
 /* Bytes of the name without the suffix of a compression. Whether a file is compressed is decided by its
- * content (data/input.h). */
+ * content (formats/input.h). */
 static size_t plain_length(const char *path) {
     static const char *const suffixes[] = {".zst", ".gz", ".bgz"};
     size_t length = strlen(path);

@@ -4,9 +4,9 @@
  * lines after it) or paragraphs (a run of non-blank lines and the blank lines after it). The concatenated
  * documents of a file are the file, byte for byte, except for a byte order mark. A JSON-lines file holds one
  * document per line, under a named key, or one conversation per line (data/chat.h). Each may be compressed
- * with zstd or gzip. A Parquet file holds one document per row, in a named column (data/parquet.h). A token
- * file holds ids that another program made (data/token_file.h). Files that are not text are refused, by their format (data/file_format.h) or by their
- * bytes (data/text_check.h).
+ * with zstd or gzip. A Parquet file holds one document per row, in a named column (formats/parquet.h). A token
+ * file holds ids that another program made (formats/token_file.h). Files that are not text are refused, by their format (formats/file_format.h) or by their
+ * bytes (formats/text_check.h).
  *
  * Memory is bounded: a long document comes in chunks, cut after a lone newline between two characters that
  * are neither white space nor a slash. Most tokenizers end a token there, so that the chunks together have
@@ -23,7 +23,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "data/config.h"
-#include "data/token_file.h"
+#include "formats/token_file.h"
 
 #define CORPUS_CHUNK_BYTES (256u << 10) /* least size of a long document's chunks */
 #define CORPUS_CHUNK_LIMIT (16u << 20)  /* their greatest size */

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/text.h"
-#include "data/parquet.h"
+#include "formats/parquet.h"
 #include "fuzz.h"
 
 /* zstd can state 128 KiB in 4 bytes, of a page and of a dictionary, which takes as much again for the places of

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/text.h"
-#include "data/token_file.h"
+#include "formats/token_file.h"
 #include "fuzz.h"
 
 /* Blocks and headers have fixed sizes. */

@@ -1,4 +1,4 @@
-"""Writes tests/fuzz/corpus/parquet: good files by pyarrow, polars and duckdb, whose rows tests/data/test_parquet.c knows, and broken ones by
+"""Writes tests/fuzz/corpus/parquet: good files by pyarrow, polars and duckdb, whose rows tests/formats/test_parquet.c knows, and broken ones by
 hand. Usage: make_parquet.py DIRECTORY"""
 import struct
 import sys

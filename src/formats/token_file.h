@@ -3,15 +3,24 @@
  *
  * Ids are checked against the vocabulary. Documents are told by an id that stands behind each of them, or in
  * front of each; the last one ends with the file. */
-#ifndef WEFT_DATA_TOKEN_FILE_H
-#define WEFT_DATA_TOKEN_FILE_H
+#ifndef WEFT_FORMATS_TOKEN_FILE_H
+#define WEFT_FORMATS_TOKEN_FILE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/choices.h"
 #include "base/error.h"
-#include "data/config.h"
+
+/* Type of the ids in a token file; auto: the header's. */
+#define TOKEN_TYPES(X) \
+    X(TOKEN_TYPE_AUTO, "auto") X(TOKEN_UINT16, "uint16") X(TOKEN_UINT32, "uint32") X(TOKEN_INT32, "int32")
+typedef enum TokenType { TOKEN_TYPES(CHOICE_CONSTANT) } TokenType;
+/* Where the id between documents stands. auto: in front in a file of llm.c, and in one that begins with it and
+ * does not end with it; else behind. */
+#define TOKEN_BOUNDARIES(X) X(BOUNDARY_AUTO, "auto") X(BOUNDARY_END, "end") X(BOUNDARY_START, "start")
+typedef enum TokenBoundary { TOKEN_BOUNDARIES(CHOICE_CONSTANT) } TokenBoundary;
 
 typedef struct TokenFileOptions {
     TokenType type;

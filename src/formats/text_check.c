@@ -1,10 +1,10 @@
 /* Counts invalid bytes as text is read. data/corpus.c judges the counts, for corpora, tasks and tokenizer
  * training alike. */
-#include "data/text_check.h"
+#include "formats/text_check.h"
 
 #include <string.h>
 
-#include "data/file_format.h"
+#include "formats/file_format.h"
 #include "tokenizer/utf8.h"
 
 /* Limits for the fraction of bytes that are not UTF-8. */

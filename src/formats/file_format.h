@@ -2,9 +2,9 @@
  * compressed ones that it does. Names decide only where a format has no magic number.
  *
  * Each format is a row of the table in file_format.c. A format that weft learns to read gets a `kind` of its
- * own, by which data/decoder.c finds its decoder. */
-#ifndef WEFT_DATA_FILE_FORMAT_H
-#define WEFT_DATA_FILE_FORMAT_H
+ * own, by which formats/decoder.c finds its decoder. */
+#ifndef WEFT_FORMATS_FILE_FORMAT_H
+#define WEFT_FORMATS_FILE_FORMAT_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* The table of formats, in the order in which they are tried: the first match wins. A magic number of letters
  * alone could start a text, so it counts only if something after it could not be text. */
-#include "data/file_format.h"
+#include "formats/file_format.h"
 
 #include <string.h>
 

@@ -8,7 +8,7 @@
  *  P2. group_left counts the rows of the group that are in no page so far, page_left those of the page that
  *      were not given.
  *  P3. No memory is taken for a size that the file states before the file's own bytes make it possible. */
-#include "data/parquet.h"
+#include "formats/parquet.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,10 +17,10 @@
 #include <zlib.h>
 
 #include "base/text.h"
-#include "data/parquet_codec.h"
-#include "data/parquet_meta.h"
-#include "data/parquet_values.h"
-#include "data/stored_file.h"
+#include "formats/parquet_codec.h"
+#include "formats/parquet_meta.h"
+#include "formats/parquet_values.h"
+#include "formats/stored_file.h"
 
 enum {
     MAGIC_BYTES = 4,

@@ -1,7 +1,7 @@
 /* Bytes of one input file, plain or compressed with zstd or gzip (detected by content, not name), read from
  * front to back. */
-#ifndef WEFT_DATA_INPUT_H
-#define WEFT_DATA_INPUT_H
+#ifndef WEFT_FORMATS_INPUT_H
+#define WEFT_FORMATS_INPUT_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 
 typedef struct Input Input;
 
-/* Opens a regular file. Known non-text formats (data/file_format.h) are refused by name. With `any`, only
+/* Opens a regular file. Known non-text formats (formats/file_format.h) are refused by name. With `any`, only
  * compressed files that weft cannot decompress are refused. */
 ErrorCode input_open(Input **input, const char *path, bool any, Error *err);
 void input_close(Input *input);

@@ -2,8 +2,8 @@
  *
  * Both are iterators over the bytes of a page: 2.5 kB of legal Parquet can stand for a terabyte of text, so
  * nothing is expanded. Functions return NULL, or what is wrong with the page. */
-#ifndef WEFT_DATA_PARQUET_VALUES_H
-#define WEFT_DATA_PARQUET_VALUES_H
+#ifndef WEFT_FORMATS_PARQUET_VALUES_H
+#define WEFT_FORMATS_PARQUET_VALUES_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,13 +1,13 @@
 /* Parquet's metadata: where the pages of one column of strings lie, and what is in them. */
-#ifndef WEFT_DATA_PARQUET_META_H
-#define WEFT_DATA_PARQUET_META_H
+#ifndef WEFT_FORMATS_PARQUET_META_H
+#define WEFT_FORMATS_PARQUET_META_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/error.h"
-#include "data/thrift.h"
+#include "formats/thrift.h"
 
 /* The column's pages in a row group. */
 typedef struct ParquetGroup {

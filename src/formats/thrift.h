@@ -10,8 +10,8 @@
  * The first thing that is wrong is remembered in `wrong`; from there on every call gives zeros and no further
  * field, so a caller looks once, at the end. Nothing is allocated: a count of elements is at most the number
  * of bytes that are left. */
-#ifndef WEFT_DATA_THRIFT_H
-#define WEFT_DATA_THRIFT_H
+#ifndef WEFT_FORMATS_THRIFT_H
+#define WEFT_FORMATS_THRIFT_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,13 +1,13 @@
 /* Reads a file of ids in blocks of a fixed place and size, so that parts of documents do not depend on where
  * reading began. A block has the id behind it, too: it tells whether a document ends with the block. */
-#include "data/token_file.h"
+#include "formats/token_file.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/text.h"
-#include "data/stored_file.h"
+#include "formats/stored_file.h"
 
 enum { BLOCK_IDS = 1 << 16, LLMC_HEADER = 1024, MOST_NPY_HEADER = 64 << 10 };
 

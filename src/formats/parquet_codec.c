@@ -1,6 +1,6 @@
 /* A page states how many bytes it decompresses to, and `times` bounds what can be true: so no memory is taken
  * for a page that could not fill it. */
-#include "data/parquet_codec.h"
+#include "formats/parquet_codec.h"
 
 #include <lz4.h>
 #include <snappy-c.h>

@@ -1,6 +1,6 @@
 /* The compact protocol: varints with the low bits first, zigzag for signed numbers, field numbers as
  * differences. Every read goes through take, which alone compares with the end. */
-#include "data/thrift.h"
+#include "formats/thrift.h"
 
 #include <limits.h>
 

@@ -1,6 +1,6 @@
 /* zstd by libzstd, gzip by zlib. Both work with windows of a fixed size, so memory does not depend on how far
  * a file expands: 32 KiB for gzip, up to 128 MiB for zstd (as the zstd program accepts them). */
-#include "data/decoder.h"
+#include "formats/decoder.h"
 
 #include <limits.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "data/parquet.h"
+#include "formats/parquet.h"
 
 static ErrorCode print_rows(Parquet *p, Error *err) {
     ParquetString s;

@@ -1,7 +1,7 @@
 /* Checks that bytes are text: no NUL, and at most one byte in a hundred that is not UTF-8. Both tests are
  * needed: UTF-16 is nearly valid UTF-8, and eight-bit encodings have no NUL. */
-#ifndef WEFT_DATA_TEXT_CHECK_H
-#define WEFT_DATA_TEXT_CHECK_H
+#ifndef WEFT_FORMATS_TEXT_CHECK_H
+#define WEFT_FORMATS_TEXT_CHECK_H
 
 #include <stdbool.h>
 #include <stddef.h>

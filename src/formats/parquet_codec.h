@@ -1,7 +1,7 @@
 /* Compression of Parquet's pages: a row of the table for each codec of the format, also of those that weft
  * does not read. */
-#ifndef WEFT_DATA_PARQUET_CODEC_H
-#define WEFT_DATA_PARQUET_CODEC_H
+#ifndef WEFT_FORMATS_PARQUET_CODEC_H
+#define WEFT_FORMATS_PARQUET_CODEC_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,12 +1,12 @@
-/* Streaming decompression: a row of the table for each compression that weft reads. data/input.c chooses the
+/* Streaming decompression: a row of the table for each compression that weft reads. formats/input.c chooses the
  * row by the content of a file. */
-#ifndef WEFT_DATA_DECODER_H
-#define WEFT_DATA_DECODER_H
+#ifndef WEFT_FORMATS_DECODER_H
+#define WEFT_FORMATS_DECODER_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "data/file_format.h"
+#include "formats/file_format.h"
 
 /* Compressed bytes in, content out; the positions move as far as either goes. */
 typedef struct DecoderBytes {

@@ -6,8 +6,8 @@
  *
  * The row groups are the index: going on at a row reads the metadata, headers of pages, and one page. Memory
  * is that of one page, stored and decompressed, and of a dictionary, however much text they stand for. */
-#ifndef WEFT_DATA_PARQUET_H
-#define WEFT_DATA_PARQUET_H
+#ifndef WEFT_FORMATS_PARQUET_H
+#define WEFT_FORMATS_PARQUET_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -3,7 +3,7 @@
 #include "support/files.h"
 
 #include "data/corpus.h"
-#include "data/parquet.h"
+#include "formats/parquet.h"
 
 enum { ROWS = 40 };
 
@@ -252,7 +252,11 @@ static void test_damage(void **state) {
 static void test_corpus(void **state) {
     (void)state;
     Error err = {0};
-    CorpusFile file = {seed("dictionary-snappy"), FORMAT_PARQUET, SPLIT_FILE, NULL, ENCODING_UTF8};
+    CorpusFile file = {.path = seed("dictionary-snappy"),
+                       .format = FORMAT_PARQUET,
+                       .split = SPLIT_FILE,
+                       .key = NULL,
+                       .encoding = ENCODING_UTF8};
     CorpusPosition from = {0};
     CorpusReader *r;
     CorpusChunk chunk;

@@ -2,14 +2,14 @@
  *
  * The schema is a tree, written depth first. Its leaves are the columns; leaf k has the k-th chunk of each row
  * group. What the file states is checked before it is used: offsets and counts come from strangers. */
-#include "data/parquet_meta.h"
+#include "formats/parquet_meta.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/text.h"
-#include "data/parquet_codec.h"
+#include "formats/parquet_codec.h"
 
 enum { MOST_ELEMENTS = 10000, MOST_DEPTH = 32, NONE = -1 };
 enum { BYTE_ARRAY = 6 };

@@ -1,4 +1,4 @@
-#include "data/stored_file.h"
+#include "formats/stored_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

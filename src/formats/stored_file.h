@@ -1,6 +1,6 @@
 /* An input file of data, opened for reading at any place. */
-#ifndef WEFT_DATA_STORED_FILE_H
-#define WEFT_DATA_STORED_FILE_H
+#ifndef WEFT_FORMATS_STORED_FILE_H
+#define WEFT_FORMATS_STORED_FILE_H
 
 #include <stddef.h>
 #include <stdint.h>

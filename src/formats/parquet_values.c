@@ -1,6 +1,6 @@
 /* Parquet's encodings of levels and strings. All numbers are little-endian; packed bits begin with the lowest
  * of a byte. */
-#include "data/parquet_values.h"
+#include "formats/parquet_values.h"
 
 #include <limits.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Bytes of a source file, decompressed if it is zstd or gzip (data/decoder.h).
+/* Bytes of a source file, decompressed if it is zstd or gzip (formats/decoder.h).
  *
  * Positions count decompressed content, which documents and their ids are made of; stored bytes are for
  * progress only. Resuming in the middle of a compressed file decompresses it from its beginning: frames have
@@ -8,7 +8,7 @@
  *      equal.
  *  I2. For compressed files, `whole` is true exactly between frames (zstd) or members (gzip), the only place
  *      where a file may end. */
-#include "data/input.h"
+#include "formats/input.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -18,9 +18,9 @@
 #include <unistd.h>
 
 #include "base/text.h"
-#include "data/decoder.h"
-#include "data/file_format.h"
-#include "data/stored_file.h"
+#include "formats/decoder.h"
+#include "formats/file_format.h"
+#include "formats/stored_file.h"
 
 /* A few of zstd's blocks of at most 128 KiB. */
 enum { RAW_BYTES = 1 << 18 };
