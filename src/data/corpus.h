@@ -23,6 +23,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "data/config.h"
+#include "data/fingerprint.h"
 #include "formats/token_file.h"
 
 #define CORPUS_CHUNK_BYTES (256u << 10) /* least size of a long document's chunks */
@@ -39,6 +40,7 @@ typedef struct CorpusFile {
     const char *key;   /* of JSON lines, or the column of Parquet; NULL or "" means "text" */
     SourceEncoding encoding;
     TokenFileOptions tokens; /* token files only */
+    Fingerprint *index;      /* of tokens.index; NULL without one */
 } CorpusFile;
 
 SourceFormat corpus_format(const CorpusFile *file); /* any but FORMAT_AUTO */

@@ -41,8 +41,10 @@ typedef struct Source {
     char *set;  /* name of its validation set; "": none */
     double weight;
     size_t files;
-    char **paths;        /* [files] */
-    Fingerprint *prints; /* [files] owned by the dataset */
+    char **paths;              /* [files] */
+    Fingerprint *prints;       /* [files] owned by the dataset */
+    char **indices;            /* [files] Megatron's, NULL for files without one */
+    Fingerprint *index_prints; /* [files] */
     uint8_t key[32];
     TokenCache *cache;
     bool chat;
@@ -153,6 +155,7 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
         if (format == FORMAT_CHAT) chat_hash(r->chat, h);
         if (corpus_has_lines(format) && skip_bad) add_string(h, "bad lines are skipped");
         add_string(h, prints[i].sha256);
+        if (files[i].index) add_string(h, files[i].index->sha256);
     }
     sha256_finish(h, key);
 }
@@ -303,8 +306,19 @@ static ErrorCode check_bad_lines(const Recipe *r, const Source *s, Error *err) {
                      limit, r->config->cache_dir);
 }
 
-static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
+/* [s->files]; the caller frees it. */
+static CorpusFile *corpus_files(const Recipe *r, const DataSource *spec, const Source *s) {
     CorpusFile *files = source_files(spec, s->paths, s->files, r->tokenizer);
+    for (size_t i = 0; i < s->files; i++)
+        if (s->indices[i]) {
+            files[i].tokens.index = s->indices[i];
+            files[i].index = &s->index_prints[i];
+        }
+    return files;
+}
+
+static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
+    CorpusFile *files = corpus_files(r, spec, s);
     ErrorCode code = open_cache(r, s, files, err);
     if (code == OK) code = check_bad_lines(r, s, err);
     free(files);
@@ -319,7 +333,10 @@ static ErrorCode list_files(const DataSource *spec, Source *s, const Tokenizer *
     s->weight = spec->weight;
     s->chat = spec->format == FORMAT_CHAT;
     TRY(file_glob(spec->path, &s->paths, &s->files, err));
-    return source_check(spec, s->paths, s->files, t, err);
+    s->indices = mem_alloc_array(s->files, sizeof *s->indices);
+    s->index_prints = mem_alloc_array(s->files, sizeof *s->index_prints);
+    for (size_t i = 0; i < s->files; i++) s->indices[i] = source_index(spec, s->paths[i]);
+    return source_check(spec, s->paths, s->indices, s->files, t, err);
 }
 
 /* Hashes contents before caches are looked for, since the hash is part of their names. Hashes of unchanged
@@ -337,6 +354,16 @@ static ErrorCode print_files(Dataset *d, const char *cache_dir, Error *err) {
     d->prints = prints;
     for (size_t i = 0; i < d->total; prints += d->sources[i++].files) d->sources[i].prints = prints;
     return code;
+}
+
+/* Indices decide where documents end. */
+static ErrorCode print_indices(Dataset *d, const char *cache_dir, Error *err) {
+    for (size_t i = 0; i < d->total; i++)
+        for (size_t k = 0; k < d->sources[i].files; k++) {
+            const char *index = d->sources[i].indices[k];
+            if (index) TRY(fingerprint_files(cache_dir, &index, 1, &d->sources[i].index_prints[k], err));
+        }
+    return OK;
 }
 
 /* If any set has a name, all must: a set without one could not be distinguished from the figures of all sets
@@ -532,7 +559,8 @@ static const DataSource *source_of(const Dataset *d, const DataConfig *c, size_t
 
 static ErrorCode find_files(Dataset *d, const DataConfig *c, const Tokenizer *t, Error *err) {
     for (size_t i = 0; i < d->total; i++) TRY(list_files(source_of(d, c, i), &d->sources[i], t, err));
-    return print_files(d, c->cache_dir, err);
+    TRY(print_files(d, c->cache_dir, err));
+    return print_indices(d, c->cache_dir, err);
 }
 
 /* Opens the sources one after the other, since tokenizing each uses all threads. */
@@ -587,7 +615,7 @@ static void add_name(const uint8_t key[32], Text *names) {
 static void name_caches(const Recipe *r, const DataSource *spec, Source *s, Text *names) {
     uint8_t key[32];
     Caches c = {0};
-    CorpusFile *files = source_files(spec, s->paths, s->files, r->tokenizer);
+    CorpusFile *files = corpus_files(r, spec, s);
     make_key(r, files, s->prints, s->files, skips_bad(r), key);
     add_name(key, names);
     cut_units(r, s, files, &c);
@@ -622,6 +650,8 @@ void dataset_close(Dataset *d) {
         packing_free(&d->sources[i].train.packing);
         packing_free(&d->sources[i].validation.packing);
         token_cache_close(d->sources[i].cache);
+        if (d->sources[i].indices) file_glob_free(d->sources[i].indices, d->sources[i].files);
+        free(d->sources[i].index_prints);
         file_glob_free(d->sources[i].paths, d->sources[i].files);
         free(d->sources[i].name);
         free(d->sources[i].set);
@@ -652,13 +682,18 @@ void dataset_fingerprint(const Dataset *d, char out[65]) {
     sha256_hex(digest, out);
 }
 
+static void list_file(const Fingerprint *print, bool trains, const char *path, Text *out) {
+    text_printf(out, "%s the %sfile ", print->sha256, trains ? "" : "validation ");
+    text_add_shown(out, path, strlen(path), 0);
+    text_puts(out, "\n");
+}
+
 void dataset_list(const Dataset *d, Text *out) {
     for (size_t i = 0; i < d->total; i++) {
         const Source *s = &d->sources[i];
         for (size_t k = 0; k < s->files; k++) {
-            text_printf(out, "%s the %sfile ", s->prints[k].sha256, i < d->count ? "" : "validation ");
-            text_add_shown(out, s->paths[k], strlen(s->paths[k]), 0);
-            text_puts(out, "\n");
+            list_file(&s->prints[k], i < d->count, s->paths[k], out);
+            if (s->indices[k]) list_file(&s->index_prints[k], i < d->count, s->indices[k], out);
         }
     }
     if (*d->template) text_printf(out, "%s the chat template\n", d->template);
@@ -666,14 +701,19 @@ void dataset_list(const Dataset *d, Text *out) {
 
 size_t dataset_inputs(const Dataset *d) { return d->total; }
 
+static void hash_file(Sha256 *h, const Fingerprint *print, const char *path) {
+    sha256_add(h, print->sha256, 64);
+    sha256_add(h, "  ", 2);
+    sha256_add(h, path, strlen(path));
+    sha256_add(h, "\n", 1);
+}
+
 static void hash_list(const Source *s, char out[65]) {
     uint8_t digest[32];
     Sha256 *h = sha256_start();
     for (size_t i = 0; i < s->files; i++) {
-        sha256_add(h, s->prints[i].sha256, 64);
-        sha256_add(h, "  ", 2);
-        sha256_add(h, s->paths[i], strlen(s->paths[i]));
-        sha256_add(h, "\n", 1);
+        hash_file(h, &s->prints[i], s->paths[i]);
+        if (s->indices[i]) hash_file(h, &s->index_prints[i], s->indices[i]);
     }
     sha256_finish(h, digest);
     sha256_hex(digest, out);
@@ -682,8 +722,8 @@ static void hash_list(const Source *s, char out[65]) {
 DatasetInput dataset_input(const Dataset *d, size_t i) {
     const Source *s = &d->sources[i];
     DatasetInput in = {.path = s->name, .trains = i < d->count, .files = s->files};
-    for (size_t k = 0; k < s->files; k++) in.bytes += s->prints[k].stamp.size;
-    if (s->files == 1)
+    for (size_t k = 0; k < s->files; k++) in.bytes += s->prints[k].stamp.size + s->index_prints[k].stamp.size;
+    if (s->files == 1 && !s->indices[0])
         memcpy(in.sha256, s->prints[0].sha256, sizeof in.sha256);
     else
         hash_list(s, in.sha256);

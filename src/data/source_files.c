@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/token_index.h"
+
 static bool is_given(const char *word) { return word && word[0]; }
 
 /* The default name stands for itself in cache keys: naming "text" explicitly must not tokenize again. */
@@ -61,19 +63,29 @@ static ErrorCode check_file(const DataSource *s, const char *path, Error *err) {
     return check_key(path, "boundary", s->boundary != BOUNDARY_AUTO, tokens, "token files", err);
 }
 
-ErrorCode source_check(const DataSource *s, char *const *paths, size_t count, const Tokenizer *t,
-                       Error *err) {
-    for (size_t i = 0; i < count; i++) TRY(check_file(s, paths[i], err));
-    return s->format == FORMAT_TOKENS ? check_end(s, t, err) : OK;
+ErrorCode source_check(const DataSource *s, char *const *paths, char *const *indices, size_t count,
+                       const Tokenizer *t, Error *err) {
+    bool needs_end = false;
+    for (size_t i = 0; i < count; i++) {
+        TRY(check_file(s, paths[i], err));
+        needs_end |= s->format == FORMAT_TOKENS && !indices[i];
+    }
+    return needs_end ? check_end(s, t, err) : OK;
+}
+
+char *source_index(const DataSource *s, const char *path) {
+    bool plain = s->format != FORMAT_TOKENS || s->dtype != TOKEN_TYPE_AUTO || is_given(s->end) ||
+                 s->boundary != BOUNDARY_AUTO;
+    return plain ? NULL : token_index_path(path);
 }
 
 CorpusFile *source_files(const DataSource *s, char *const *paths, size_t count, const Tokenizer *t) {
     CorpusFile *files = mem_alloc_array(count, sizeof *files);
     TokenFileOptions tokens = {(TokenType)s->dtype, (TokenBoundary)s->boundary, end_of(s, t),
-                               (uint64_t)tokenizer_vocab_size(t)};
+                               (uint64_t)tokenizer_vocab_size(t), NULL};
     for (size_t i = 0; i < count; i++)
         files[i] = (CorpusFile){
             paths[i], format_of(s), (SourceSplit)s->split, key_or_default(s), (SourceEncoding)s->encoding,
-            tokens};
+            tokens,   NULL};
     return files;
 }

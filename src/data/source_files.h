@@ -5,9 +5,12 @@
 #include "data/corpus.h"
 
 /* ERR_CONFIG where a key of the source does not belong to the format of one of its files: it would be passed
- * over in silence. */
-ErrorCode source_check(const DataSource *source, char *const *paths, size_t count, const Tokenizer *t,
-                       Error *err);
+ * over in silence. `indices`: of source_index. */
+ErrorCode source_check(const DataSource *source, char *const *paths, char *const *indices, size_t count,
+                       const Tokenizer *t, Error *err);
+/* Path of Megatron's index of a file of the source, NULL if there is none; the caller frees it. A source that
+ * states the type of ids or what stands between documents reads a .bin as ids alone. */
+char *source_index(const DataSource *source, const char *path);
 /* [count], of a source that was checked; the caller frees it. Paths and strings stay the source's. */
 CorpusFile *source_files(const DataSource *source, char *const *paths, size_t count, const Tokenizer *t);
 

@@ -479,12 +479,17 @@ static ErrorCode write_bad_lines(Builder *s, const Job *job, Error *err) {
     return code;
 }
 
+static ErrorCode check_unchanged(const Builder *s, size_t i, Error *err) {
+    const CorpusFile *file = &s->b->files[i];
+    if (file->index) TRY(fingerprint_check(file->tokens.index, file->index, err));
+    return fingerprint_check(file->path, &s->b->prints[i], err);
+}
+
 static ErrorCode commit_shard(Builder *s, const Job *job, Error *err) {
     UnitState *unit = &s->units[job->unit];
     /* If a file has changed since it was hashed, its tokens must not enter a cache keyed by that hash. */
     size_t last_file = job->file;
-    for (size_t i = s->shard_first_file; i <= last_file; i++)
-        TRY(fingerprint_check(s->b->files[i].path, &s->b->prints[i], err));
+    for (size_t i = s->shard_first_file; i <= last_file; i++) TRY(check_unchanged(s, i, err));
     TRY(write_bad_lines(s, job, err));
     TokenHeader *h = shard_header(s->shard);
     h->last = job->final;

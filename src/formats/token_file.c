@@ -8,11 +8,13 @@
 
 #include "base/text.h"
 #include "formats/stored_file.h"
+#include "formats/token_index.h"
 
 enum { BLOCK_IDS = 1 << 16, LLMC_HEADER = 1024, MOST_NPY_HEADER = 64 << 10 };
 
 struct TokenFile {
     StoredFile file;
+    TokenIndex *index; /* NULL: an id tells the documents */
     TokenType type;
     unsigned width;       /* bytes of an id */
     uint64_t data, total; /* where ids begin; their number */
@@ -197,14 +199,21 @@ static ErrorCode read_plain(TokenFile *f, TokenType type, Error *err) {
                      f->file.path, f->file.size, f->width);
 }
 
+static ErrorCode read_indexed(TokenFile *f, const char *index, Error *err) {
+    TRY(token_index_open(&f->index, index, f->file.size, err));
+    set_type(f, token_index_type(f->index));
+    f->total = f->file.size / f->width;
+    f->end = -1;
+    return OK;
+}
+
 static ErrorCode read_header(TokenFile *f, TokenType type, bool *llmc, Error *err) {
     unsigned char head[8] = {0};
     TRY(stored_read(&f->file, 0, head, f->file.size < sizeof head ? (size_t)f->file.size : sizeof head, err));
     uint64_t magic = little(head, 4);
     *llmc = magic == 20240520 || magic == 20240801 || magic == 20240522;
     if (memcmp(head, "MMIDIDX\0", 8) == 0)
-        return error_set(err, ERR_DATA,
-                         "%s: an index of Megatron, not ids: name the .bin with dtype and end instead",
+        return error_set(err, ERR_DATA, "%s: an index of Megatron, not ids: name the .bin beside it",
                          f->file.path);
     if (memcmp(head, "\x93NUMPY", 6) == 0)
         TRY(read_npy(f, err));
@@ -264,7 +273,14 @@ static ErrorCode read_block(TokenFile *f, Error *err) {
 }
 
 /* ids[at, ...) up to the end of its document or of the block. */
+static size_t indexed_length(const TokenFile *f, size_t at, bool *ends) {
+    uint64_t left = token_index_end(f->index, f->next) - f->next;
+    *ends = left <= f->count - at;
+    return *ends ? (size_t)left : f->count - at;
+}
+
 static size_t piece_length(const TokenFile *f, size_t at, bool *ends) {
+    if (f->index) return indexed_length(f, at, ends);
     size_t i = f->starts ? at + 1 : at;
     while (f->end >= 0 && i < f->count && f->ids[i] != f->end) i++;
     bool found = f->end >= 0 && i < f->count;
@@ -338,7 +354,7 @@ static ErrorCode prepare(TokenFile *f, const TokenFileOptions *o, Error *err) {
     bool llmc = false;
     f->end = o->end;
     f->vocabulary = o->vocabulary;
-    TRY(read_header(f, o->type, &llmc, err));
+    TRY(o->index ? read_indexed(f, o->index, err) : read_header(f, o->type, &llmc, err));
     f->raw = mem_alloc((BLOCK_IDS + 1) * (size_t)f->width);
     f->ids = mem_alloc_array(BLOCK_IDS + 1, sizeof *f->ids);
     TRY(find_boundary(f, o->boundary, llmc, err));
@@ -361,6 +377,7 @@ ErrorCode token_file_open(TokenFile **out, const char *path, const TokenFileOpti
 
 void token_file_close(TokenFile *f) {
     if (!f) return;
+    token_index_close(f->index);
     stored_close(&f->file);
     free(f->raw);
     free(f->ids);

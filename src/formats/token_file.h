@@ -1,5 +1,6 @@
 /* Files of token ids that another program has made: NumPy's .npy (uint16, uint32, int32), token files of llm.c,
- * and arrays without a header (nanoGPT, OLMo), whose type the caller knows.
+ * data of Megatron with its index (formats/token_index.h), and arrays without a header (nanoGPT, OLMo), whose
+ * type the caller knows.
  *
  * Ids are checked against the vocabulary. Documents are told by an id that stands behind each of them, or in
  * front of each; the last one ends with the file. */
@@ -27,6 +28,7 @@ typedef struct TokenFileOptions {
     TokenBoundary boundary;
     int32_t end;         /* the id between documents; -1: the file is one document */
     uint64_t vocabulary; /* ids are below it */
+    const char *index;   /* path of Megatron's index, which has type and documents; else NULL */
 } TokenFileOptions;
 
 typedef struct TokenFile TokenFile;

@@ -3,11 +3,12 @@
 #include "support/files.h"
 
 #include "data/corpus.h"
+#include "formats/token_index.h"
 
 enum { VOCABULARY = 50257, END = 50256, BLOCK = 1 << 16 };
 
 static TokenFileOptions options(TokenType type, TokenBoundary boundary, int32_t end) {
-    return (TokenFileOptions){type, boundary, end, VOCABULARY};
+    return (TokenFileOptions){type, boundary, end, VOCABULARY, NULL};
 }
 
 /* ids as numbers of `width` bytes. */
@@ -187,7 +188,7 @@ static void test_bad_headers(void **state) {
     expect_refused("\x93NUMPY\x01\0\x02\0{}", 12, &any, "its header is incomplete");
     expect_refused("abcd", 4, &any, "give the source dtype: uint16, uint32 or int32");
     expect_refused("abc", 3, &u16, "3 bytes are no whole number of ids of 2 bytes");
-    expect_refused("MMIDIDX\0\0\1\0\0", 12, &any, "an index of Megatron");
+    expect_refused("MMIDIDX\0\0\1\0\0", 12, &any, "an index of Megatron, not ids: name the .bin beside it");
     Text file = {0};
     add_llmc(&file, 20240522, 1, 0);
     expect_refused(file.data, file.length, &any, "an evaluation file of llm.c");
@@ -233,18 +234,102 @@ static void test_bad_ids(void **state) {
     text_free(&file);
 }
 
+/* PREFIX.idx of sequences of these lengths, documents beginning at these sequences, and offsets in the .bin. */
+static void write_index(const char *name, unsigned char type, size_t width, const int32_t *lengths,
+                        int64_t count, const int64_t *firsts, int64_t first_count) {
+    Text file = {0};
+    int64_t at = 0, version = 1;
+    text_add(&file, "MMIDIDX\0", 9);
+    text_add(&file, (const char *)&version, 8);
+    text_add(&file, (const char *)&type, 1);
+    text_add(&file, (const char *)&count, 8);
+    text_add(&file, (const char *)&first_count, 8);
+    text_add(&file, (const char *)lengths, (size_t)count * 4);
+    for (int64_t i = 0; i < count; i++) {
+        text_add(&file, (const char *)&at, 8);
+        at += (int64_t)lengths[i] * (int64_t)width;
+    }
+    text_add(&file, (const char *)firsts, (size_t)first_count * 8);
+    files_write(name, file.data, file.length);
+    text_free(&file);
+}
+
+/* Documents of several sequences and of none; the ids have no end of their own. */
+static void test_megatron(void **state) {
+    (void)state;
+    static const int32_t ids[] = {1, 2, 3, 4, 5, 6, 7}, lengths[] = {2, 1, 0, 3, 1};
+    static const int64_t firsts[] = {0, 2, 2, 3, 5};
+    static const int32_t want[] = {1, 2, 3, -1, 4, 5, 6, 7, -1};
+    for (int wide = 0; wide < 2; wide++) {
+        Text bin = {0};
+        add_ids(&bin, ids, 7, wide ? 4 : 2);
+        const char *path = files_write("pair.bin", bin.data, bin.length);
+        write_index("pair.idx", wide ? 4 : 8, wide ? 4 : 2, lengths, 5, firsts, 5);
+        char *index = token_index_path(path);
+        assert_non_null(index);
+        TokenFileOptions o = options(TOKEN_TYPE_AUTO, BOUNDARY_AUTO, END);
+        o.index = index;
+        expect_ids(path, &o, want, 9);
+        TokenList rest = {0};
+        Error err = {0};
+        for (uint64_t first = 1; first <= 7; first++) {
+            assert_int_equal(read_from(path, &o, first, &rest, &err), OK);
+            if (rest.count) assert_memory_equal(rest.ids, want + 9 - rest.count, rest.count * sizeof *want);
+        }
+        token_list_free(&rest);
+        free(index);
+        text_free(&bin);
+    }
+    assert_null(token_index_path(files_write("alone.bin", "ab", 2)));
+    assert_null(token_index_path(files_path("pair.idx")));
+}
+
+static void refuse_index(size_t at, const char *bytes, size_t count, const char *words) {
+    static const int32_t lengths[] = {2, 1};
+    static const int64_t firsts[] = {0, 1, 2};
+    Error err = {0};
+    TokenIndex *x;
+    size_t length;
+    write_index("bad.idx", 8, 2, lengths, 2, firsts, 3);
+    char *index = files_read("bad.idx", &length);
+    memcpy(index + at, bytes, count);
+    assert_int_equal(token_index_open(&x, files_write("bad.idx", index, length), 6, &err), ERR_DATA);
+    if (!strstr(err.message, words)) fail_msg("no \"%s\" in: %s", words, err.message);
+    free(index);
+}
+
+/* Header of 34 bytes, lengths from 34, offsets from 42, documents from 58. */
+static void test_bad_indices(void **state) {
+    (void)state;
+    static const char ones[8] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    Error err = {0};
+    TokenIndex *x;
+    refuse_index(9, "\2", 1, "an unknown version");
+    refuse_index(17, "\6", 1, "neither uint16 nor int32");
+    refuse_index(18, ones, 8, "more entries than bytes");
+    refuse_index(26, ones, 8, "more entries than bytes");
+    refuse_index(25, "\x20", 1, "more entries than bytes");
+    refuse_index(18, "\3", 1, "its size does not fit its counts");
+    refuse_index(34, ones, 4, "a negative length");
+    refuse_index(34, "\3", 1, "do not follow each other");
+    refuse_index(42, "\2", 1, "do not follow each other");
+    refuse_index(38, "\7", 1, "longer than the .bin");
+    refuse_index(38, "\0", 1, "shorter than the .bin");
+    refuse_index(58, "\1", 1, "do not cover");
+    refuse_index(74, "\1", 1, "do not cover");
+    refuse_index(66, "\5", 1, "not in order");
+    assert_int_equal(token_index_open(&x, files_write("cut.idx", "MMIDIDX\0", 9), 6, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "it is truncated"));
+}
+
 /* As a source: chunks are ids, and reading goes on inside of a document. */
 static void test_corpus(void **state) {
     (void)state;
     static const int32_t ids[] = {7, 8, END, 9};
     Error err = {0};
-    CorpusFile file = {files_write("c.bin", "", 0),
-                       FORMAT_TOKENS,
-                       SPLIT_FILE,
-                       NULL,
-                       ENCODING_UTF8,
-                       options(TOKEN_INT32, BOUNDARY_AUTO, END)};
-    files_write("c.bin", ids, sizeof ids);
+    CorpusFile file = {.path = files_write("c.bin", ids, sizeof ids),
+                       .format = FORMAT_TOKENS,
+                       .tokens = options(TOKEN_INT32, BOUNDARY_AUTO, END)};
     CorpusReader *r;
     CorpusChunk chunk;
     bool more;
@@ -270,8 +355,9 @@ static void test_corpus(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats), cmocka_unit_test(test_blocks), cmocka_unit_test(test_bad_headers),
-        cmocka_unit_test(test_bad_ids), cmocka_unit_test(test_corpus),
+        cmocka_unit_test(test_formats),     cmocka_unit_test(test_blocks), cmocka_unit_test(test_bad_headers),
+        cmocka_unit_test(test_bad_ids),     cmocka_unit_test(test_corpus), cmocka_unit_test(test_megatron),
+        cmocka_unit_test(test_bad_indices),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

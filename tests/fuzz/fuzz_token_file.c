@@ -52,7 +52,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                           data[0] & 64    ? -1
                           : data[0] & 128 ? 0
                                           : 50256,
-                          VOCABULARY};
+                          VOCABULARY, NULL};
     const char *path = fuzz_file("ids\x1b[31m.bin", data + 1, size - 1);
     fuzz_memory_start();
     bool good = fuzz_ok(read_ids(path, &o, 0, &all, &err), &err);

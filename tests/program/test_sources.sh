@@ -108,13 +108,19 @@ open("ids.npy", "wb").write(b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) 
 open("ids.bin", "wb").write(ids.tobytes())
 open("llmc.bin", "wb").write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + ids.tobytes())
 open("outside.bin", "wb").write(ids[:10].tobytes() + struct.pack("<H", 999) + ids[10:].tobytes())
+open("pair.bin", "wb").write(ids.tobytes())
+ends = [0] + [i + 1 for i, id in enumerate(ids) if id == eos]
+lengths = [b - a for a, b in zip(ends, ends[1:])]
+with open("pair.idx", "wb") as f:
+    f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(lengths), len(ends)) + array.array("i", lengths).tobytes())
+    f.write(array.array("q", [2 * e for e in ends[:-1]]).tobytes() + array.array("q", range(len(ends))).tobytes())
 open("ends", "w").write("%d %d" % (bos, eos))
 END
 read -r bos eos <ends
 want="30 documents"
 for source in '{path: ids.npy, format: tokens}' '{path: ids.bin, format: tokens, dtype: uint16}' \
     "{path: ids.bin, format: tokens, dtype: uint16, end: $eos, boundary: end}" "{path: ids.bin, format: tokens, dtype: uint16, end: $bos}" \
-    "{path: llmc.bin, format: tokens, end: $bos}"; do
+    "{path: llmc.bin, format: tokens, end: $bos}" '{path: pair.bin, format: tokens}'; do
     exits 0 tokenize run.yaml "data.sources=[$source]"
     got=$(cat out err | grep -oE '[0-9]+ documents?, .*' | sed 's/ bytes a token,.*//')
     [[ $got == "$want"* ]] || fail "$source: expected $want: $(cat out err)"
@@ -123,6 +129,10 @@ done
 exits 0 tokenize run.yaml 'data.sources=[{path: ids.bin, format: tokens, dtype: uint16, end: none}]'
 cat out err | grep -q ' 1 document,' || fail "end: none is not one document: $(cat out)"
 exits 0 train run.yaml run.dir=ids 'data.sources=[{path: ids.npy, format: tokens}]' data.validation_fraction=0.2
+# The index is part of what the data is: another one makes another cache, and a run lists it.
+exits 0 train run.yaml run.dir=pair 'data.sources=[{path: pair.bin, format: tokens}]'
+printf '\1' | dd of=pair.idx bs=1 seek=17 conv=notrunc status=none
+refused 65 "pair.idx: an index of Megatron that weft cannot use: its ids are neither uint16 nor int32" tokenize run.yaml 'data.sources=[{path: pair.bin, format: tokens}]'
 refused 65 "outside.bin: token 10 (byte 20): id 999 is outside of the vocabulary of 258" tokenize run.yaml 'data.sources=[{path: outside.bin, format: tokens, dtype: uint16}]'
 refused 65 "give the source dtype: uint16, uint32 or int32" tokenize run.yaml 'data.sources=[{path: ids.bin, format: tokens}]'
 refused 65 "ids.npy: this is a NumPy array (.npy); " tokenize run.yaml 'data.sources=[ids.npy]'
