@@ -6,6 +6,7 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <cjson/cJSON.h>
+#include <lz4.h>
 #include <openssl/crypto.h>
 #include <pcre2.h>
 #include <string.h>
@@ -23,9 +24,11 @@ static void add_libraries(Text *out) {
     pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
     pcre2[strcspn(pcre2, " ")] = 0;
     unsigned xxhash = XXH_versionNumber();
-    text_printf(out, "libraries: libyaml %s, cJSON %s, PCRE2 %s, zstd %s, zlib %s, xxHash %u.%u.%u, %s\n",
+    text_printf(out,
+                "libraries: libyaml %s, cJSON %s, PCRE2 %s, zstd %s, zlib %s, lz4 %s, xxHash %u.%u.%u, %s\n",
                 yaml_get_version_string(), cJSON_Version(), pcre2, ZSTD_versionString(), zlibVersion(),
-                xxhash / 10000, xxhash / 100 % 100, xxhash % 100, OpenSSL_version(OPENSSL_VERSION));
+                LZ4_versionString(), xxhash / 10000, xxhash / 100 % 100, xxhash % 100,
+                OpenSSL_version(OPENSSL_VERSION));
 }
 
 /* Lines "name: value", so that two reports can be compared line by line. Nothing about the machine: see weft
