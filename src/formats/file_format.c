@@ -206,7 +206,7 @@ ErrorCode file_format_refuse(const FileFormat *format, const char *path, Error *
     error_escape(shown, sizeof shown, path, strlen(path));
     return error_set(err, ERR_DATA,
                      "%s: this is %s; weft reads text and JSON lines, plain or compressed with gzip or zstd, "
-                     "and Parquet: %s%s",
+                     "Parquet and token files: %s%s",
                      shown, format->name, format->advice,
                      format->kind == KIND_NOT_TEXT ? "; " FILE_ANY_BYTES : "");
 }

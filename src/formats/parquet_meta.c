@@ -189,8 +189,8 @@ static ErrorCode check_column(const Footer *f, Error *err) {
     if (w->matches > 1) return error_set(err, ERR_DATA, "%s: two columns are called '%s'", f->path, name);
     if (w->matches == 0)
         return error_set(
-            err, ERR_DATA, "%s: %s '%s'; columns of text: %s; name one with `column` in the source", f->path,
-            w->group ? "a struct or list, not a column of text, is called" : "no column", name, others);
+            err, ERR_DATA, "%s: %s%s'; columns of text: %s; name one with `column` in the source", f->path,
+            w->group ? "a struct or list, not a column of text, is called '" : "no column '", name, others);
     if (w->found.repeated)
         return error_set(
             err, ERR_DATA,

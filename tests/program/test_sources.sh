@@ -136,7 +136,6 @@ refused 65 "pair.idx: an index of Megatron that weft cannot use: its ids are nei
 refused 65 "outside.bin: token 10 (byte 20): id 999 is outside of the vocabulary of 258" tokenize run.yaml 'data.sources=[{path: outside.bin, format: tokens, dtype: uint16}]'
 refused 65 "give the source dtype: uint16, uint32 or int32" tokenize run.yaml 'data.sources=[{path: ids.bin, format: tokens}]'
 refused 65 "ids.npy: this is a NumPy array (.npy); " tokenize run.yaml 'data.sources=[ids.npy]'
-refused 65 "Give the source format: tokens and dtype: uint16" tokenize run.yaml 'data.sources=[ids.bin]'
 refused 78 "end is '9999': expected an id below the vocabulary of data.tokenizer (258), or none" tokenize run.yaml 'data.sources=[{path: ids.npy, format: tokens, end: 9999}]'
 refused 78 "text.txt: the key dtype belongs to token files" tokenize run.yaml 'data.sources=[{path: text.txt, dtype: uint16}]'
 
