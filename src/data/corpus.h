@@ -4,9 +4,9 @@
  * lines after it) or paragraphs (a run of non-blank lines and the blank lines after it). The concatenated
  * documents of a file are the file, byte for byte, except for a byte order mark. A JSON-lines file holds one
  * document per line, under a named key, or one conversation per line (data/chat.h). Each may be compressed
- * with zstd or gzip. A Parquet file holds one document per row, in a named column (formats/parquet.h). A token
- * file holds ids that another program made (formats/token_file.h). Files that are not text are refused, by their format (formats/file_format.h) or by their
- * bytes (formats/text_check.h).
+ * with zstd or gzip. A Parquet file holds one document per row, in a named column (formats/parquet.h). A
+ * token file holds ids that another program made (formats/token_file.h). Files that are not text are
+ * refused, by their format (formats/file_format.h) or by their bytes (formats/text_check.h).
  *
  * Memory is bounded: a long document comes in chunks, cut after a lone newline between two characters that
  * are neither white space nor a slash. Most tokenizers end a token there, so that the chunks together have
@@ -68,7 +68,8 @@ typedef struct CorpusReader CorpusReader;
 /* `from` NULL: from the beginning. The CorpusFile and its strings must outlive the reader. */
 ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const CorpusPosition *from, Error *err);
 void corpus_close(CorpusReader *reader);
-/* *more is false at the end of the file. Blank lines of JSON-lines files and rows without text are skipped. */
+/* *more is false at the end of the file. Blank lines of JSON-lines files and rows without text are
+ * skipped. */
 ErrorCode corpus_next(CorpusReader *reader, CorpusChunk *chunk, bool *more, Error *err);
 void corpus_shrink(CorpusReader *reader); /* frees the memory of a long chunk that is no longer used */
 CorpusPosition corpus_position(const CorpusReader *reader); /* after the last chunk */

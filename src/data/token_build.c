@@ -355,8 +355,8 @@ static ErrorCode encode_conversation(const TokenBuild *b, Job *job, const Record
                               &job->text_bytes, err);
 }
 
-/* Ids that are there already, checked by their reader. BOS and EOS are among them, or they are not wanted. The
- * text is what the ids stand for, so that its bytes are known. */
+/* Ids that are there already, checked by their reader. BOS and EOS are among them, or they are not wanted.
+ * The text is what the ids stand for, so that its bytes are known. */
 static ErrorCode copy_ids(const TokenBuild *b, Job *job, const Record *record) {
     size_t count = record->length / sizeof(int32_t), first = job->ids.count, bytes;
     token_list_reserve(&job->ids, count);

@@ -1,5 +1,5 @@
-/* Streaming decompression: a row of the table for each compression that weft reads. formats/input.c chooses the
- * row by the content of a file. */
+/* Streaming decompression: a row of the table for each compression that weft reads. formats/input.c chooses
+ * the row by the content of a file. */
 #ifndef WEFT_FORMATS_DECODER_H
 #define WEFT_FORMATS_DECODER_H
 

@@ -316,8 +316,8 @@ static void enter_group(Parquet *p) {
     p->has_dictionary = p->has_data = false;
 }
 
-/* A page with rows to give; *more is false at the end of the file. The pages of a group must end with its rows:
- * those of a page whose count is damaged would be lost otherwise. */
+/* A page with rows to give; *more is false at the end of the file. The pages of a group must end with its
+ * rows: those of a page whose count is damaged would be lost otherwise. */
 static ErrorCode find_page(Parquet *p, bool *more, Error *err) {
     while (p->page_left == 0 && p->group < p->found.group_count) {
         if (!p->entered) enter_group(p);

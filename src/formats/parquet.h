@@ -1,8 +1,9 @@
 /* Reads a column of strings from a Parquet file, row by row.
  *
  * Read are: data pages of version 1 and 2; plain, dictionary, DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY;
- * required and optional columns, also inside of structs; snappy, zstd, gzip, lz4_raw, no compression. Refused
- * by name: columns in lists, encrypted columns, brotli, lzo. Checksums of pages are compared where they exist.
+ * required and optional columns, also inside of structs; snappy, zstd, gzip, lz4_raw, no compression.
+ * Refused by name: columns in lists, encrypted columns, brotli, lzo. Checksums of pages are compared where
+ * they exist.
  *
  * The row groups are the index: going on at a row reads the metadata, headers of pages, and one page. Memory
  * is that of one page, stored and decompressed, and of a dictionary, however much text they stand for. */

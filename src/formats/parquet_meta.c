@@ -1,7 +1,7 @@
 /* The footer of a Parquet file and the headers of its pages.
  *
- * The schema is a tree, written depth first. Its leaves are the columns; leaf k has the k-th chunk of each row
- * group. What the file states is checked before it is used: offsets and counts come from strangers. */
+ * The schema is a tree, written depth first. Its leaves are the columns; leaf k has the k-th chunk of each
+ * row group. What the file states is checked before it is used: offsets and counts come from strangers. */
 #include "formats/parquet_meta.h"
 
 #include <stdio.h>

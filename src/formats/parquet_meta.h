@@ -25,8 +25,8 @@ typedef struct ParquetColumn {
 } ParquetColumn;
 
 /* Finds `column`, a path with dots, in the metadata of a file, whose bytes up to `pages_end` may be pages.
- * ERR_DATA where the metadata is damaged, or where the column is none that weft reads. `path` is for messages.
- */
+ * ERR_DATA where the metadata is damaged, or where the column is none that weft reads. `path` is for
+ * messages. */
 ErrorCode parquet_find_column(ParquetColumn *found, const char *path, const char *column, const char *footer,
                               size_t length, uint64_t pages_end, Error *err);
 void parquet_column_free(ParquetColumn *column);

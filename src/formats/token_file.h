@@ -1,6 +1,6 @@
-/* Files of token ids that another program has made: NumPy's .npy (uint16, uint32, int32), token files of llm.c,
- * data of Megatron with its index (formats/token_index.h), and arrays without a header (nanoGPT, OLMo), whose
- * type the caller knows.
+/* Files of token ids that another program has made: NumPy's .npy (uint16, uint32, int32), token files of
+ * llm.c, data of Megatron with its index (formats/token_index.h), and arrays without a header (nanoGPT,
+ * OLMo), whose type the caller knows.
  *
  * Ids are checked against the vocabulary. Documents are told by an id that stands behind each of them, or in
  * front of each; the last one ends with the file. */
@@ -18,8 +18,8 @@
 #define TOKEN_TYPES(X) \
     X(TOKEN_TYPE_AUTO, "auto") X(TOKEN_UINT16, "uint16") X(TOKEN_UINT32, "uint32") X(TOKEN_INT32, "int32")
 typedef enum TokenType { TOKEN_TYPES(CHOICE_CONSTANT) } TokenType;
-/* Where the id between documents stands. auto: in front in a file of llm.c, and in one that begins with it and
- * does not end with it; else behind. */
+/* Where the id between documents stands. auto: in front in a file of llm.c, and in one that begins with it
+ * and does not end with it; else behind. */
 #define TOKEN_BOUNDARIES(X) X(BOUNDARY_AUTO, "auto") X(BOUNDARY_END, "end") X(BOUNDARY_START, "start")
 typedef enum TokenBoundary { TOKEN_BOUNDARIES(CHOICE_CONSTANT) } TokenBoundary;
 

@@ -1,5 +1,5 @@
-/* Prints the rows of a column of a Parquet file, for the test against pyarrow: for each that is not null a line
- * "ROW LENGTH" and the bytes with a newline; at the end "end NULLS".
+/* Prints the rows of a column of a Parquet file, for the test against pyarrow: for each that is not null a
+ * line "ROW LENGTH" and the bytes with a newline; at the end "end NULLS".
  *
  *     parquet_rows FILE COLUMN [FIRST_ROW] */
 #include <inttypes.h>

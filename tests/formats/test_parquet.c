@@ -1,5 +1,5 @@
-/* Parquet files: rows of every encoding and codec, from the first row and from any other, and what is wrong with
- * files. They are those of the fuzz target (tests/fuzz/make_parquet.py writes them). */
+/* Parquet files: rows of every encoding and codec, from the first row and from any other, and what is wrong
+ * with files. They are those of the fuzz target (tests/fuzz/make_parquet.py writes them). */
 #include "support/files.h"
 
 #include "data/corpus.h"

@@ -234,7 +234,7 @@ static void test_bad_ids(void **state) {
     text_free(&file);
 }
 
-/* PREFIX.idx of sequences of these lengths, documents beginning at these sequences, and offsets in the .bin. */
+/* Writes PREFIX.idx of sequences of these lengths, of documents beginning at these sequences. */
 static void write_index(const char *name, unsigned char type, size_t width, const int32_t *lengths,
                         int64_t count, const int64_t *firsts, int64_t first_count) {
     Text file = {0};

@@ -7,8 +7,9 @@
 #include "formats/parquet.h"
 #include "fuzz.h"
 
-/* zstd can state 128 KiB in 4 bytes, of a page and of a dictionary, which takes as much again for the places of
- * its entries. A page is read with others ahead. Rows are read up to a number: few bytes may stand for 2^31. */
+/* zstd can state 128 KiB in 4 bytes, of a page and of a dictionary, which takes as much again for the places
+ * of its entries. A page is read with others ahead. Rows are read up to a number: few bytes may stand for
+ * 2^31. */
 enum { PER_BYTE = 3 << 15, FIXED = 1 << 20, MOST_ROWS = 2000 };
 
 typedef struct Rows {

@@ -1,5 +1,5 @@
-/* Fuzzes a file of token ids; the first byte selects how it is read. Pieces together are the ids, all of them in
- * the vocabulary; a reader that begins anywhere returns the rest. */
+/* Fuzzes a file of token ids; the first byte selects how it is read. Pieces together are the ids, all of
+ * them in the vocabulary; a reader that begins anywhere returns the rest. */
 #include <stdlib.h>
 #include <string.h>
 
