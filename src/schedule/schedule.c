@@ -21,19 +21,20 @@ typedef struct NameFacts {
     const char *name;
     int default_stages; /* a rank */
     bool v;
+    bool split_backward; /* its order has I and W cells */
 } NameFacts;
 
 /* Facts about the named schedules. A new schedule needs a row here and an order in schedule_make.c. */
 static const NameFacts facts[PIPE_NAMES] = {
-    [PIPE_GPIPE] = {"gpipe", 1, false},
-    [PIPE_1F1B] = {"1f1b", 1, false},
-    [PIPE_LOOPED_BFS] = {"looped_bfs", 2, false},
-    [PIPE_INTERLEAVED_1F1B] = {"interleaved_1f1b", 2, false},
-    [PIPE_ZB_H1] = {"zb_h1", 1, false},
-    [PIPE_ZB_H2] = {"zb_h2", 1, false},
-    [PIPE_INTERLEAVED_ZERO_BUBBLE] = {"interleaved_zero_bubble", 2, false},
-    [PIPE_ZBV] = {"zbv", 2, true},
-    [PIPE_DUALPIPEV] = {"dualpipev", 2, true},
+    [PIPE_GPIPE] = {"gpipe", 1, false, false},
+    [PIPE_1F1B] = {"1f1b", 1, false, false},
+    [PIPE_LOOPED_BFS] = {"looped_bfs", 2, false, false},
+    [PIPE_INTERLEAVED_1F1B] = {"interleaved_1f1b", 2, false, false},
+    [PIPE_ZB_H1] = {"zb_h1", 1, false, true},
+    [PIPE_ZB_H2] = {"zb_h2", 1, false, true},
+    [PIPE_INTERLEAVED_ZERO_BUBBLE] = {"interleaved_zero_bubble", 2, false, true},
+    [PIPE_ZBV] = {"zbv", 2, true, true},
+    [PIPE_DUALPIPEV] = {"dualpipev", 2, true, true},
 };
 
 /* The names used in configurations (pipeline.schedule) and messages. */
@@ -55,6 +56,8 @@ bool schedule_names_file(const char *text) {
 }
 
 bool schedule_is_v(ScheduleName name) { return facts[name].v; }
+
+bool schedule_splits_backward(ScheduleName name) { return facts[name].split_backward; }
 
 int schedule_default_stages_per_rank(ScheduleName name) { return facts[name].default_stages; }
 

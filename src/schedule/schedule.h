@@ -34,6 +34,7 @@ const char *schedule_name(ScheduleName name);            /* "interleaved_1f1b" *
 bool schedule_find(const char *text, ScheduleName *out); /* false: no such schedule */
 bool schedule_names_file(const char *text);              /* ends in .csv or contains a slash */
 bool schedule_is_v(ScheduleName name);                   /* V placement: rank 0 has first and last stage */
+bool schedule_splits_backward(ScheduleName name);        /* its order has I and W cells */
 int schedule_default_stages_per_rank(
     ScheduleName name); /* 1, or 2 for those that are made for several stages on each rank */
 

@@ -315,7 +315,7 @@ ErrorCode schedule_make(Schedule *s, ScheduleName name, int ranks, int microbatc
     schedule_start(s, schedule_name(name), ranks);
     schedule_place(s, ranks * stages_per_rank);
     s->microbatches = microbatches;
-    s->split_backward = name >= PIPE_ZB_H1;
+    s->split_backward = schedule_splits_backward(name);
     for (int i = 0; i < s->stages; i++) s->rank_of_stage[i] = rank_of(schedule_is_v(name), ranks, i);
     for (int r = 0; r < ranks; r++) {
         Maker k = {.order = &s->orders[r],

@@ -72,19 +72,25 @@ static void softcap(int64_t n, float cap, void *x, Dtype c) { BY_DTYPE(c, softca
 
 INLINE Vec sigmoid(Vec x) { return vec_reciprocal(1.0f + vec_exp(-x)); }
 
-/* f(z), and its derivative if needed. */
+/* f(z), and its derivative if needed; ACT_CLAMPED has functions of its own. */
 typedef struct Activated {
     Vec value, slope;
 } Activated;
 
 INLINE Activated activate(Activation f, Vec z) {
-    if (f == ACT_SILU) {
+    switch (f) {
+    case ACT_SILU: {
         Vec s = sigmoid(z), silu = z * s;
         return (Activated){silu, s + silu * (1.0f - s)};
     }
-    const float root = 0.79788456f; /* sqrt(2 / pi) */
-    Vec z2 = z * z, t = vec_tanh(root * (z + 0.044715f * z2 * z)), half = 0.5f * (1.0f + t);
-    return (Activated){z * half, half + 0.5f * z * (1.0f - t * t) * root * (1.0f + 0.134145f * z2)};
+    case ACT_GELU_TANH: {
+        const float root = 0.79788456f; /* sqrt(2 / pi) */
+        Vec z2 = z * z, t = vec_tanh(root * (z + 0.044715f * z2 * z)), half = 0.5f * (1.0f + t);
+        return (Activated){z * half, half + 0.5f * z * (1.0f - t * t) * root * (1.0f + 0.134145f * z2)};
+    }
+    case ACT_CLAMPED: break;
+    }
+    return (Activated){{0}, {0}};
 }
 
 INLINE void activation_forward_typed(int64_t rows, int64_t inter, const void *x, void *act,
@@ -177,29 +183,33 @@ INLINE void clamped_backward_typed(int64_t n, const void *x, const void *dact, v
 }
 
 /* Calls body(..., f, gated, dtype) with constants, so that each combination gets code of its own. */
-#define BY_ACTIVATION(f, gated, type, body, ...)                     \
-    do {                                                             \
-        if ((f) == ACT_SILU && (gated))                              \
-            BY_DTYPE(type, body, __VA_ARGS__, ACT_SILU, true);       \
-        else if ((f) == ACT_SILU)                                    \
-            BY_DTYPE(type, body, __VA_ARGS__, ACT_SILU, false);      \
-        else if (gated)                                              \
-            BY_DTYPE(type, body, __VA_ARGS__, ACT_GELU_TANH, true);  \
-        else                                                         \
-            BY_DTYPE(type, body, __VA_ARGS__, ACT_GELU_TANH, false); \
+#define BY_GATE(f, gated, type, body, ...)                 \
+    do {                                                   \
+        if (gated)                                         \
+            BY_DTYPE(type, body, __VA_ARGS__, (f), true);  \
+        else                                               \
+            BY_DTYPE(type, body, __VA_ARGS__, (f), false); \
     } while (0)
 
 static void activation_forward(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
                                void *act, Dtype c) {
-    if (f == ACT_CLAMPED)
-        BY_DTYPE(c, clamped_forward_typed, rows * inter, x, act);
-    else
-        BY_ACTIVATION(f, gated, c, activation_forward_typed, rows, inter, x, act);
+    switch (f) {
+    case ACT_SILU: BY_GATE(ACT_SILU, gated, c, activation_forward_typed, rows, inter, x, act); break;
+    case ACT_GELU_TANH:
+        BY_GATE(ACT_GELU_TANH, gated, c, activation_forward_typed, rows, inter, x, act);
+        break;
+    case ACT_CLAMPED: BY_DTYPE(c, clamped_forward_typed, rows * inter, x, act); break;
+    }
 }
 static void activation_backward(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
                                 const void *dact, void *dx, void *act, Dtype c) {
-    if (f == ACT_CLAMPED)
-        BY_DTYPE(c, clamped_backward_typed, rows * inter, x, dact, dx, act);
-    else
-        BY_ACTIVATION(f, gated, c, activation_backward_typed, rows, inter, x, dact, dx, act);
+    switch (f) {
+    case ACT_SILU:
+        BY_GATE(ACT_SILU, gated, c, activation_backward_typed, rows, inter, x, dact, dx, act);
+        break;
+    case ACT_GELU_TANH:
+        BY_GATE(ACT_GELU_TANH, gated, c, activation_backward_typed, rows, inter, x, dact, dx, act);
+        break;
+    case ACT_CLAMPED: BY_DTYPE(c, clamped_backward_typed, rows * inter, x, dact, dx, act); break;
+    }
 }

@@ -383,21 +383,28 @@ static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, 
 /* acos(-1) is pi, for which C11 has no name. */
 static double gelu_inner(double z) { return sqrt(2 / acos(-1.0)) * (z + 0.044715 * z * z * z); }
 
-/* The formulas of device.h. */
+/* The formulas of device.h; ACT_CLAMPED has functions of its own. */
 static double activation(Activation f, double z) {
-    return f == ACT_SILU ? z / (1 + exp(-z)) : z * (1 + tanh(gelu_inner(z))) / 2;
+    switch (f) {
+    case ACT_SILU: return z / (1 + exp(-z));
+    case ACT_GELU_TANH: return z * (1 + tanh(gelu_inner(z))) / 2;
+    case ACT_CLAMPED: break;
+    }
+    return (double)NAN;
 }
 
 /* With s the sigmoid of z, and a = gelu_inner(z):
  *
  *     silu'(z) = s + z s (1 - s)      gelu'(z) = (1 + tanh a) / 2 + z (1 - tanh^2 a) a' / 2 */
 static double activation_slope(Activation f, double z) {
-    if (f == ACT_SILU) {
-        double sigmoid = 1 / (1 + exp(-z));
-        return sigmoid + z * sigmoid * (1 - sigmoid);
+    double sigmoid = 1 / (1 + exp(-z)), t = tanh(gelu_inner(z)),
+           inner = sqrt(2 / acos(-1.0)) * (1 + 3 * 0.044715 * z * z);
+    switch (f) {
+    case ACT_SILU: return sigmoid + z * sigmoid * (1 - sigmoid);
+    case ACT_GELU_TANH: return (1 + t) / 2 + z * (1 - t * t) * inner / 2;
+    case ACT_CLAMPED: break;
     }
-    double t = tanh(gelu_inner(z)), inner = sqrt(2 / acos(-1.0)) * (1 + 3 * 0.044715 * z * z);
-    return (1 + t) / 2 + z * (1 - t * t) * inner / 2;
+    return (double)NAN;
 }
 
 /* ACT_CLAMPED of a pair: its value, and its derivatives with respect to gate and up. */

@@ -147,16 +147,25 @@ static void drop_token(const cJSON *root, const char *key, int64_t vocab, int64_
     if (family_member(root, key) == NULL && *id >= vocab) *id = -1;
 }
 
-/* Synonyms. `gelu` is not among them: it is the exact function, with erf. */
-static const char *const silu[] = {"silu", "swish", NULL};
-static const char *const gelu_tanh[] = {"gelu_pytorch_tanh", "gelu_new", "gelu_fast", NULL};
+/* What config.json calls an activation. `gelu` is not among the names: it is the exact function, with erf. */
+static const char *const *activation_names(Activation f) {
+    static const char *const silu[] = {"silu", "swish", NULL};
+    static const char *const gelu_tanh[] = {"gelu_pytorch_tanh", "gelu_new", "gelu_fast", NULL};
+    static const char *const none[] = {NULL};
+    switch (f) {
+    case ACT_SILU:
+    case ACT_CLAMPED: return silu; /* gpt-oss's is named by its gate's function */
+    case ACT_GELU_TANH: return gelu_tanh;
+    }
+    return none;
+}
 
 /* Accepts any synonym of the family's activation. The exact GELU and other families' activations are refused
  * by name, since they would be another model. */
 static ErrorCode read_activation(const Family *f, const cJSON *root, const char *where, const char *key,
                                  Error *err) {
     const char *name = family_activation(f);
-    const char *const *known = f->arch.activation == ACT_GELU_TANH ? gelu_tanh : silu;
+    const char *const *known = activation_names(f->arch.activation);
     TRY(json_get_string(root, where, key, false, &name, err));
     for (int i = 0; known[i]; i++)
         if (strcmp(name, known[i]) == 0) return OK;

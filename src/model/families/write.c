@@ -26,8 +26,13 @@ static void write_token(JsonWriter *w, const char *key, int64_t id) {
 }
 
 const char *family_activation(const Family *f) {
-    if (f->arch.activation != ACT_GELU_TANH) return "silu";
-    return f->arch.no_gate ? "gelu_new" : "gelu_pytorch_tanh"; /* one function, with the name of its era */
+    switch (f->arch.activation) {
+    case ACT_SILU:
+    case ACT_CLAMPED: return "silu";
+    /* One function, with the name of its era. */
+    case ACT_GELU_TANH: return f->arch.no_gate ? "gelu_new" : "gelu_pytorch_tanh";
+    }
+    return "unknown";
 }
 
 const char *family_word(const KeyRule *k) {
