@@ -22,7 +22,7 @@ find src tests bench -type f \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' 
     }' {} + | grep -oE '[A-Za-z_][A-Za-z0-9_]*' | sort -u >"$words"
 [ "$(wc -l <"$words")" -ge 5000 ] || fail "only $(wc -l <"$words") words of the code were found"
 
-# Words between backticks that are no identifiers: placeholders, and values of other programs.
+# Words between backticks that are not identifiers: placeholders, and values of other programs.
 placeholders='.*NAME.*|[A-Z]|BACKEND|FILE|INFO|NN|SEED|NCCL_DEBUG|PYTHON'
 
 # named FILE: prints the identifiers that a page names: word_word, Word, WORD and Word.field between backticks (but not names of files, which

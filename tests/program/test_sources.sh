@@ -33,7 +33,7 @@ done
 exits 0 tokenize run.yaml 'data.sources=[{path: program.txt, encoding: bytes}]'
 exits 0 tokenizer train program.txt --vocab 260 --out t.json --bytes
 
-# ---- compressed files are recognized by content, whatever their names ----
+# ---- compressed files are recognized by content, not by name ----
 tokens_of() { exits 0 tokenize run.yaml "data.sources=[$1]"; grep ^tokens out; }
 plain=$(tokens_of text.txt)
 gzip -c text.txt >text.txt.gz
@@ -54,12 +54,12 @@ refused 65 "longer.txt.gz: damaged gzip data near byte $(stat -c %s text.txt.gz)
 gzip -c text.txt.gz >twice.gz
 refused 65 "twice.gz: this is gzip data; weft reads text and JSON lines, plain or compressed with gzip or zstd, Parquet and token files: it is compressed twice" tokenize run.yaml "data.sources=[twice.gz]"
 
-# ---- Parquet: a document a row of a column ----
+# ---- Parquet: each row of a column is a document ----
 fixtures=$WEFT_SOURCE_DIR/tests/fuzz/corpus/parquet
 cp "$fixtures/dictionary-snappy" rows.parquet
 cp "$fixtures/nested" nested.parquet
 cp "$fixtures/delta-bytes-zstd" rows.bin
-# row N: the text of rows of the fixtures, a line of JSON each, without nulls.
+# row N: prints the text of a fixture's rows, one line of JSON each, without nulls.
 for ((i = 0; i < 40; i++)); do
     [ $((i % 5)) -ne 3 ] || continue
     words=
@@ -92,7 +92,7 @@ for file in brotli bad-encrypted; do
     refused 65 "which weft does not read" tokenize run.yaml "data.sources=[$file.parquet]"
 done
 
-# ---- token files: the ids of text.txt, as other programs store them ----
+# ---- token files: the ids of text.txt, in the formats of other programs ----
 exits 0 tokenize run.yaml 'data.sources=[text.txt, {path: rows.jsonl}]' data.cache_dir=made
 python3 - made/*/part-00000.tok <<'END' || fail "no token files"
 import array, struct, sys
@@ -129,7 +129,7 @@ done
 exits 0 tokenize run.yaml 'data.sources=[{path: ids.bin, format: tokens, dtype: uint16, end: none}]'
 cat out err | grep -q ' 1 document,' || fail "end: none is not one document: $(cat out)"
 exits 0 train run.yaml run.dir=ids 'data.sources=[{path: ids.npy, format: tokens}]' data.validation_fraction=0.2
-# The index is part of what the data is: another one makes another cache, and a run lists it.
+# The index is part of the data: another index gives another cache, and a run lists it among its files.
 exits 0 train run.yaml run.dir=pair 'data.sources=[{path: pair.bin, format: tokens}]'
 printf '\1' | dd of=pair.idx bs=1 seek=17 conv=notrunc status=none
 refused 65 "pair.idx: an index of Megatron that weft cannot use: its ids are neither uint16 nor int32" tokenize run.yaml 'data.sources=[{path: pair.bin, format: tokens}]'
