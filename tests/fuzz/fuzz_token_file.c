@@ -1,10 +1,11 @@
-/* Fuzzes a file of token ids; the first byte selects how it is read. Pieces together are the ids, all of
- * them in the vocabulary; a reader that begins anywhere returns the rest. */
+/* Fuzzes a file of token ids; the first byte selects how it is read, and whether an index of Megatron stands
+ * in front. Pieces together are the ids, all of them in the vocabulary; a reader that begins anywhere returns
+ * the rest. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/text.h"
-#include "formats/token_file.h"
+#include "formats/token_index.h"
 #include "fuzz.h"
 
 /* Blocks and headers have fixed sizes. */
@@ -44,6 +45,16 @@ static void check_restart(const char *path, const TokenFileOptions *o, const Joi
     text_free(&rest.ids);
 }
 
+/* An index in front of the ids; its length stands before it. */
+static const char *split_index(const uint8_t **data, size_t *size) {
+    size_t length = *size > 0 ? (*data)[0] : 0;
+    if (length + 1 > *size) length = *size > 0 ? *size - 1 : 0;
+    const char *path = fuzz_file("ids.idx", *size > 0 ? *data + 1 : *data, length);
+    *data += *size > 0 ? length + 1 : 0;
+    *size -= *size > 0 ? length + 1 : 0;
+    return path;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     Error err = {0};
     Joined all = {0};
@@ -53,7 +64,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                           : data[0] & 128 ? 0
                                           : 50256,
                           VOCABULARY, NULL};
-    const char *path = fuzz_file("ids\x1b[31m.bin", data + 1, size - 1);
+    const uint8_t *ids = data + 1;
+    size_t length = size - 1;
+    if (data[0] & 32) o.index = split_index(&ids, &length);
+    const char *path = fuzz_file("ids\x1b[31m.bin", ids, length);
     fuzz_memory_start();
     bool good = fuzz_ok(read_ids(path, &o, 0, &all, &err), &err);
     fuzz_memory_check(size, PER_BYTE, FIXED + 4 * all.ids.length);
