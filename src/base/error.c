@@ -23,27 +23,27 @@
 static _Thread_local char trail[480];
 
 /* Sources are named from the root of the tree, whatever path the compiler was given. */
-static const char *place_of(const char *file) {
+static const char *short_path(const char *file) {
     const char *inside = strstr(file, "src/");
     return inside ? inside : file;
 }
 
-static void add_place(const char *file, int line) {
-    char place[128];
+static void add_location(const char *file, int line) {
+    char location[128];
     size_t used = strlen(trail);
-    int length = snprintf(place, sizeof place, "%s%s:%d", used ? " < " : "", place_of(file), line);
-    if (length >= (int)sizeof place || used + (size_t)length + sizeof " < ..." > sizeof trail) {
+    int length = snprintf(location, sizeof location, "%s%s:%d", used ? " < " : "", short_path(file), line);
+    if (length >= (int)sizeof location || used + (size_t)length + sizeof " < ..." > sizeof trail) {
         /* Full: "..." is appended once. */
         if (used >= 3 && strcmp(trail + used - 3, "...") != 0)
             memcpy(trail + used, " < ...", sizeof " < ...");
         return;
     }
-    memcpy(trail + used, place, (size_t)length + 1);
+    memcpy(trail + used, location, (size_t)length + 1);
 }
 
 const char *error_trail(void) { return trail; }
 
-void error_passed(const char *file, int line) { add_place(file, line); }
+void error_passed(const char *file, int line) { add_location(file, line); }
 
 /* Moves a cut back to a character boundary and marks it. Continuation bytes of UTF-8 are 10xxxxxx: a cut
  * before one would split a character. */
@@ -68,7 +68,7 @@ static void store(Error *err, ErrorCode code, const char *format, va_list args) 
 ErrorCode error_set_at(Error *err, ErrorCode code, const char *file, int line, const char *format, ...) {
     if (code == ERR_INTERNAL) {
         trail[0] = '\0';
-        add_place(file, line);
+        add_location(file, line);
     }
     if (!err) return code;
     va_list args;
@@ -141,19 +141,19 @@ const char *error_end(char *out, unsigned long out_size, ErrorCode code) {
 char *error_escape(char *out, unsigned long out_size, const char *text, unsigned long length) {
     if (out_size == 0) return out;
     const char *dots = out_size > 3 ? "..." : "";
-    size_t used = 0, room_for_dots = 0; /* the last length after which the dots still fit */
+    size_t used = 0, fits_with_dots = 0; /* the last length after which the dots still fit */
     for (size_t at = 0; at < length;) {
         char piece[TEXT_SHOWN];
         size_t bytes = text_shown(text + at, length - at, piece), piece_length = strlen(piece);
         if (used + piece_length >= out_size) {
-            memcpy(out + room_for_dots, dots, strlen(dots) + 1);
+            memcpy(out + fits_with_dots, dots, strlen(dots) + 1);
             return out;
         }
         memcpy(out + used, piece, piece_length);
         used += piece_length;
         at += bytes;
         /* Remember the last position where "..." and the NUL fit, so that the cut is between characters. */
-        if (used + 3 < out_size) room_for_dots = used;
+        if (used + 3 < out_size) fits_with_dots = used;
     }
     out[used] = 0;
     return out;

@@ -47,10 +47,10 @@ void exact_add(ExactSum *s, double x) {
     else
         exponent = 1;
     /* The double is digits * 2^(exponent - 1075). Its 53 digits, shifted into position, cover three limbs. */
-    int place = exponent - 1075 - LOWEST, shift = place & 31;
+    int offset = exponent - 1075 - LOWEST, shift = offset & 31;
     uint64_t low = (digits & 0xffffffff) << shift, high = (digits >> 32 << shift) + (low >> 32);
     int64_t part[3] = {(int64_t)(low & 0xffffffff), (int64_t)(high & 0xffffffff), (int64_t)(high >> 32)};
-    int64_t sign = bits >> 63 ? -1 : 1, *limb = &s->limb[place >> 5];
+    int64_t sign = bits >> 63 ? -1 : 1, *limb = &s->limb[offset >> 5];
     for (int i = 0; i < 3; i++) limb[i] += sign * part[i];
     if (++s->pending >= PENDING_MAX) exact_normalise(s);
 }

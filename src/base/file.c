@@ -88,10 +88,10 @@ static ErrorCode open_regular(const char *path, int extra, int *fd, struct stat 
 static ErrorCode read_all(const char *path, int fd, size_t expect, size_t limit, Text *out, Error *err) {
     char name[512];
     /* One byte more than expected, so that a file of that size ends with a read of 0 and no reallocation. */
-    size_t room = (expect < limit ? expect : limit) + 1;
+    size_t guess = (expect < limit ? expect : limit) + 1;
     for (;;) {
         if (out->length == out->capacity || !out->data) {
-            size_t want = out->capacity ? out->capacity * 2 : room + 1;
+            size_t want = out->capacity ? out->capacity * 2 : guess + 1;
             out->data = mem_grow(out->data, want);
             out->capacity = want;
         }

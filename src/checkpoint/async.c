@@ -62,11 +62,11 @@ struct CheckpointWriter {
     pthread_cond_t changed;
     Job job; /* the worker's next job */
     bool running, copying, quit, has_report;
-    SavePhase phase, told;  /* told: the phase in the last word returned */
-    bool prepared, refused; /* rank 0 has made the files, or failed to */
-    bool gathered;          /* the blobs have been requested */
-    Error outcome;          /* of the commit */
-    Error failure;          /* code OK: none */
+    SavePhase phase, reported; /* reported: the phase in the last word returned */
+    bool prepared, refused;    /* rank 0 has made the files, or failed to */
+    bool gathered;             /* the blobs have been requested */
+    Error outcome;             /* of the commit */
+    Error failure;             /* code OK: none */
     SaveReport report;
 
     CheckpointSave save; /* of the caller's lists, after the copy of the staged ones */
@@ -383,11 +383,11 @@ ErrorCode checkpoint_writer_save(CheckpointWriter *w, const CheckpointSave *save
     return OK;
 }
 
-/* Changes only `told`: settle returns when the phase differs from the last word that was sent. */
+/* Changes only `reported`: settle returns when the phase differs from the last word that was sent. */
 WriterWord checkpoint_writer_word(CheckpointWriter *w) {
     WriterWord word = {0, 0};
     pthread_mutex_lock(&w->lock);
-    SavePhase phase = w->told = w->phase;
+    SavePhase phase = w->reported = w->phase;
     if (phase >= SAVE_WRITTEN) word.all = WRITER_WRITTEN;
     if (w->setup.rank == 0 && phase > SAVE_BUSY) word.any = w->prepared ? WRITER_PREPARED : WRITER_REFUSED;
     if (phase == SAVE_COMMITTED) word.any |= WRITER_COMMITTED;
@@ -450,7 +450,7 @@ void checkpoint_writer_commit(CheckpointWriter *w, const CheckpointBlob *blobs) 
 
 void checkpoint_writer_settle(CheckpointWriter *w) {
     pthread_mutex_lock(&w->lock);
-    while (w->phase == w->told && (w->running || w->job != JOB_NONE))
+    while (w->phase == w->reported && (w->running || w->job != JOB_NONE))
         pthread_cond_wait(&w->changed, &w->lock);
     pthread_mutex_unlock(&w->lock);
 }

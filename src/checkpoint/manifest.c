@@ -392,14 +392,14 @@ static ErrorCode check_range(int fd, const char *where, const char *part, uint64
 typedef struct Checking {
     char *buffer;
     int rank, ranks;
-    uint64_t share; /* bytes per rank */
-    uint64_t start; /* bytes of the files before this one */
+    uint64_t bytes_per_rank; /* bytes per rank */
+    uint64_t start;          /* bytes of the files before this one */
 } Checking;
 
 /* All bytes are divided equally, not files: one shard may be most of a checkpoint. The last part takes the
  * remainder. */
 static bool is_mine(const Checking *c, uint64_t offset) {
-    uint64_t part = (c->start + offset) / c->share, last = (uint64_t)c->ranks - 1;
+    uint64_t part = (c->start + offset) / c->bytes_per_rank, last = (uint64_t)c->ranks - 1;
     return (part < last ? part : last) == (uint64_t)c->rank;
 }
 

@@ -223,7 +223,7 @@ static ErrorCode check_table(const ModelFiles *m, const ModelConfig *c, const Pa
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
         TensorDesc *d = &tensors[count];
-        if (p->row->beside) continue;
+        if (p->row->with_states) continue;
         *d = (TensorDesc){.name = p->name, .memory = SAFE_F32, .stored = SAFE_F32};
         d->rank = param_shape(c, p, d->shape);
         count++;

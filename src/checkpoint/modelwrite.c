@@ -114,7 +114,7 @@ typedef struct Start {
 } Start;
 
 /* No two segments with elements begin at one offset, so the order is total. */
-static int by_place(const void *a, const void *b) {
+static int by_offset(const void *a, const void *b) {
     const Start *x = a, *y = b;
     if (x->file != y->file) return x->file < y->file ? -1 : 1;
     return (x->at > y->at) - (x->at < y->at);
@@ -129,7 +129,7 @@ static int sort_segments(const ModelLayout *l, Start *starts) {
         if (p.count > 0)
             starts[n++] = (Start){l->file[p.tensor], i, l->at[p.tensor] + (uint64_t)p.first * each};
     }
-    if (n > 0) qsort(starts, (size_t)n, sizeof *starts, by_place);
+    if (n > 0) qsort(starts, (size_t)n, sizeof *starts, by_offset);
     return n;
 }
 

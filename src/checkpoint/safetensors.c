@@ -199,7 +199,7 @@ static ErrorCode read_entries(SafeFile *f, const cJSON *root, Error *err) {
 }
 
 /* By end among those that begin at the same byte, so that empty tensors come before a non-empty one there. */
-static int by_place(const void *a, const void *b) {
+static int by_offset(const void *a, const void *b) {
     const SafeTensor *x = a, *y = b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
     return (x->end > y->end) - (x->end < y->end);
@@ -217,7 +217,7 @@ static int by_name(const void *a, const void *b) {
 static ErrorCode check_coverage(SafeFile *f, Error *err) {
     uint64_t covered = 0;
     /* Sorted first by offset, for the check, then permanently by name, for safe_find. */
-    if (f->count > 0) qsort(f->tensors, f->count, sizeof *f->tensors, by_place);
+    if (f->count > 0) qsort(f->tensors, f->count, sizeof *f->tensors, by_offset);
     for (size_t i = 0; i < f->count; i++) {
         const SafeTensor *t = &f->tensors[i];
         if (t->begin > covered) return bad(f, t->name, "there is a hole in the data before it", err);

@@ -183,7 +183,7 @@ static ErrorCode read_blob(SavedSegments *all, const SaveLayout *l, const Checkp
 
 /* Coverage. */
 
-static int by_place(const void *a, const void *b) {
+static int by_offset(const void *a, const void *b) {
     const SavedSegment *x = a, *y = b;
     if (x->list != y->list) return x->list < y->list ? -1 : 1;
     if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
@@ -230,7 +230,7 @@ ErrorCode segments_collect(SavedSegments *all, const SaveLayout *l, const Checkp
     ErrorCode code = OK;
     *all = (SavedSegments){0};
     for (int i = 0; i < ranks && code == OK; i++) code = read_blob(all, l, &blobs[i], i, ranks, err);
-    if (code == OK && all->count > 0) qsort(all->items, all->count, sizeof *all->items, by_place);
+    if (code == OK && all->count > 0) qsort(all->items, all->count, sizeof *all->items, by_offset);
     if (code == OK) code = check_coverage(all, l, err);
     if (code != OK) segments_free(all);
     return code;

@@ -41,7 +41,7 @@ static ErrorCode audit(const char *dir, AuditFigures *figures, Error *err) {
     ErrorCode code = audit_read(&run, dir, err);
     if (code == OK) code = audit_check(&run, saved, figures, &out, err);
     /* The findings are printed in any case, before the verdict. */
-    if (out.length) terminal_say("%s", out.data);
+    if (out.length) terminal_printf("%s", out.data);
     text_free(&out);
     audit_free(&run);
     return code;
@@ -53,7 +53,7 @@ static ErrorCode compare(const Arguments *args, const AuditFigures *a, Error *er
     ErrorCode code = audit(args->operands[1], &b, err);
     if (code == OK) code = audit_compare(args->operands[0], a, args->operands[1], &b, err);
     if (code == OK)
-        terminal_say("both used the same samples in each of their %lld steps\n", (long long)a->steps);
+        terminal_printf("both used the same samples in each of their %lld steps\n", (long long)a->steps);
     audit_figures_free(&b);
     return code;
 }

@@ -43,15 +43,15 @@ static ErrorCode list_all(CheckpointSet *set, const char *dir, CheckLevel level,
 static void print_info(const CheckpointInfo *info, CheckLevel level, const BestCheckpoint *best) {
     char bytes[32];
     const char *word = level == CHECK_CONTENTS ? "good" : "complete";
-    terminal_say("%-16lld ", (long long)info->step);
+    terminal_printf("%-16lld ", (long long)info->step);
     if (info->good)
-        terminal_say("%-20s  %12s  %s%s", info->time, text_bytes((double)info->bytes, bytes), word,
-                     info->resumable ? "" : ", weights only");
-    if (info->good && best->step == info->step) terminal_say(", best: %s %.6g", best->figure, best->value);
+        terminal_printf("%-20s  %12s  %s%s", info->time, text_bytes((double)info->bytes, bytes), word,
+                        info->resumable ? "" : ", weights only");
+    if (info->good && best->step == info->step) terminal_printf(", best: %s %.6g", best->figure, best->value);
     if (info->good)
-        terminal_say("\n");
+        terminal_printf("\n");
     else
-        terminal_say("%-20s  %12s  damaged: %s\n", "-", "-", info->problem);
+        terminal_printf("%-20s  %12s  damaged: %s\n", "-", "-", info->problem);
 }
 
 /* Prints one line each; fails if any is damaged. All are printed first: a damaged checkpoint must not hide
@@ -80,7 +80,7 @@ static ErrorCode verify(const char *operand, const char *dir, Error *err) {
     free(manifest);
     if (!single) return print_set(dir, CHECK_CONTENTS, err);
     TRY(checkpoint_verify(operand, err));
-    terminal_say("%s: good\n", operand);
+    terminal_printf("%s: good\n", operand);
     return OK;
 }
 
@@ -114,7 +114,7 @@ static ErrorCode prune(const Arguments *args, const char *dir, Error *err) {
     /* By content: a damaged newer one must not displace a good older one. */
     ErrorCode code = checkpoint_prune(NULL, dir, keep, -1, CHECK_CONTENTS, &removed, err);
     lock_release(&lock);
-    if (code == OK) terminal_say("%d removed\n", removed);
+    if (code == OK) terminal_printf("%d removed\n", removed);
     return code;
 }
 

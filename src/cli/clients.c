@@ -27,7 +27,7 @@ static void drop(Client *c) {
 
 /* Closes one connection if there are `most` besides the newcomer, which always gets a slot. With
  * `same_network` only those of the newcomer's network count. Returns whether one was closed. */
-static bool make_place(const Clients *all, const Client *newcomer, bool same_network, int most) {
+static bool evict(const Clients *all, const Client *newcomer, bool same_network, int most) {
     Client *goes = NULL;
     int count = 0;
     for (Client *c = all->first; c; c = c->next) {
@@ -44,7 +44,7 @@ Client *clients_join(Clients *all, int fd, const struct sockaddr *from, double n
     Client *c = mem_alloc(sizeof *c);
     *c = (Client){.next = all->first, .fd = fd, .network = network_of(from), .since = now};
     all->first = c;
-    if (!make_place(all, c, true, CLIENTS_PER_ADDRESS)) make_place(all, c, false, CLIENTS);
+    if (!evict(all, c, true, CLIENTS_PER_ADDRESS)) evict(all, c, false, CLIENTS);
     return c;
 }
 

@@ -146,7 +146,7 @@ static ErrorCode prune(const char *dir, const CacheRules *rules, Error *err) {
     ErrorCode code = cache_prune(dir, rules, &list, err);
     if (code == OK) {
         describe(dir, &list, rules, &out);
-        terminal_say("%s", out.data);
+        terminal_printf("%s", out.data);
     }
     text_free(&out);
     cache_list_free(&list);

@@ -171,21 +171,22 @@ static void print_reach(const CudaDeviceFacts *d) {
     const char *before = "                  reads and writes the memory of GPU";
     for (int i = 0; i < CUDA_DEVICES_MAX; i++) {
         if (!(d->reaches >> i & 1)) continue;
-        terminal_say("%s %d", before, i);
+        terminal_printf("%s %d", before, i);
         before = ",";
     }
-    terminal_say(d->reaches ? " directly\n" : "                  reaches no other GPU's memory directly\n");
+    terminal_printf(d->reaches ? " directly\n"
+                               : "                  reaches no other GPU's memory directly\n");
 }
 
 static void print_gpu(const CudaDeviceFacts *d, const GpuRates *r, int i, int devices) {
     char memory[32], available[32];
-    terminal_say("GPU %-2d            %s, %s, %s free, sm_%d%d\n", i, d->name,
-                 text_bytes((double)d->memory, memory), text_bytes((double)d->available, available), d->major,
-                 d->minor);
+    terminal_printf("GPU %-2d            %s, %s, %s free, sm_%d%d\n", i, d->name,
+                    text_bytes((double)d->memory, memory), text_bytes((double)d->available, available),
+                    d->major, d->minor);
     if (*r->problem)
-        terminal_say("                  not measured: %s\n", r->problem);
+        terminal_printf("                  not measured: %s\n", r->problem);
     else
-        terminal_say(
+        terminal_printf(
             "                  products %.1f TFLOP/s fp32, %.1f TFLOP/s bf16; a copy reads and writes "
             "%.1f GB/s\n",
             r->peak_fp32 / 1e12, r->peak_bf16 / 1e12, r->copy / 1e9);
@@ -195,17 +196,18 @@ static void print_gpu(const CudaDeviceFacts *d, const GpuRates *r, int i, int de
 /* Formats NVIDIA's version numbers: 13000 is 13.0, and 22809 of NCCL is 2.28.9. */
 static void print_gpus(const Findings *f) {
     const CudaFacts *c = &f->cuda;
-    if (*f->no_cuda) terminal_say("GPU               none: %s\n", f->no_cuda);
+    if (*f->no_cuda) terminal_printf("GPU               none: %s\n", f->no_cuda);
     for (int i = 0; i < c->devices && i < CUDA_DEVICES_MAX; i++)
         print_gpu(&c->device[i], &f->gpu[i], i, c->devices);
     if (*f->no_cuda) return;
-    terminal_say("CUDA              driver for %d.%d, runtime %d.%d, cuBLASLt %llu\n", c->driver / 1000,
-                 c->driver % 1000 / 10, c->runtime / 1000, c->runtime % 1000 / 10,
-                 (unsigned long long)c->products);
+    terminal_printf("CUDA              driver for %d.%d, runtime %d.%d, cuBLASLt %llu\n", c->driver / 1000,
+                    c->driver % 1000 / 10, c->runtime / 1000, c->runtime % 1000 / 10,
+                    (unsigned long long)c->products);
     if (c->nccl)
-        terminal_say("NCCL              %d.%d.%d\n", c->nccl / 10000, c->nccl % 10000 / 100, c->nccl % 100);
+        terminal_printf("NCCL              %d.%d.%d\n", c->nccl / 10000, c->nccl % 10000 / 100,
+                        c->nccl % 100);
     else
-        terminal_say("NCCL              none: %s\n", c->no_nccl);
+        terminal_printf("NCCL              none: %s\n", c->no_nccl);
 }
 
 static void put_gpus(JsonWriter *w, const Findings *f) {
@@ -360,24 +362,25 @@ static void find_mpi(Findings *f) {
 /* The left column has a fixed width, so that outputs of two machines can be put side by side. */
 static void print_table(Findings *f) {
     char total[32], available[32], free_text[32], rate[32];
-    terminal_say("processor         %s\n", f->processor);
-    terminal_say("cores             %d (%d threads used)\n", f->cores, f->threads);
-    terminal_say("instruction sets  %s\n", f->instruction_sets.data);
-    terminal_say("kernels           %s, %s\n", f->kernels, f->library);
-    terminal_say("memory            %s, %s available\n", text_bytes((double)f->memory.physical, total),
-                 text_bytes((double)f->memory.available, available));
-    if (memory_limit(f)) terminal_say("memory limit      %s\n", text_bytes((double)memory_limit(f), total));
-    terminal_say("matrix products   %.1f GFLOP/s fp32, %.1f GFLOP/s bf16%s\n", f->peak_fp32 / 1e9,
-                 f->peak_bf16 / 1e9, f->native_bf16 ? "" : " (bf16 is widened here)");
-    terminal_say("cores' limit      %.1f GFLOP/s fp32, %.1f GFLOP/s bf16\n", f->limit_fp32 / 1e9,
-                 f->limit_bf16 / 1e9);
+    terminal_printf("processor         %s\n", f->processor);
+    terminal_printf("cores             %d (%d threads used)\n", f->cores, f->threads);
+    terminal_printf("instruction sets  %s\n", f->instruction_sets.data);
+    terminal_printf("kernels           %s, %s\n", f->kernels, f->library);
+    terminal_printf("memory            %s, %s available\n", text_bytes((double)f->memory.physical, total),
+                    text_bytes((double)f->memory.available, available));
+    if (memory_limit(f))
+        terminal_printf("memory limit      %s\n", text_bytes((double)memory_limit(f), total));
+    terminal_printf("matrix products   %.1f GFLOP/s fp32, %.1f GFLOP/s bf16%s\n", f->peak_fp32 / 1e9,
+                    f->peak_bf16 / 1e9, f->native_bf16 ? "" : " (bf16 is widened here)");
+    terminal_printf("cores' limit      %.1f GFLOP/s fp32, %.1f GFLOP/s bf16\n", f->limit_fp32 / 1e9,
+                    f->limit_bf16 / 1e9);
     print_gpus(f);
-    terminal_say("disk              %s free, %s/s written, %.2f ms a sync (%s)\n",
-                 text_bytes(f->disk.free_bytes, free_text), text_bytes(f->disk.write_rate, rate),
-                 f->disk.sync_seconds * 1e3, f->disk.directory);
-    terminal_say("MPI               %s, %s\n", f->mpi, *f->launcher ? f->launcher : "no launcher");
-    terminal_say("\n%s\n", f->advice_count ? "Worth knowing:" : "Nothing is missing.");
-    for (int i = 0; i < f->advice_count; i++) terminal_say("  - %s\n", f->advice[i]);
+    terminal_printf("disk              %s free, %s/s written, %.2f ms a sync (%s)\n",
+                    text_bytes(f->disk.free_bytes, free_text), text_bytes(f->disk.write_rate, rate),
+                    f->disk.sync_seconds * 1e3, f->disk.directory);
+    terminal_printf("MPI               %s, %s\n", f->mpi, *f->launcher ? f->launcher : "no launcher");
+    terminal_printf("\n%s\n", f->advice_count ? "Worth knowing:" : "Nothing is missing.");
+    for (int i = 0; i < f->advice_count; i++) terminal_printf("  - %s\n", f->advice[i]);
 }
 
 /* For scripts that compare machines or monitor one: in base units, bytes and FLOP/s; every name is present,
@@ -413,7 +416,7 @@ static void print_json(const Findings *f) {
     for (int i = 0; i < f->advice_count; i++) json_string(&w, f->advice[i]);
     json_end_array(&w);
     json_end_object(&w);
-    terminal_say("%s\n", out.data);
+    terminal_printf("%s\n", out.data);
     text_free(&out);
 }
 

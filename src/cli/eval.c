@@ -79,9 +79,9 @@ static ErrorCode format_of(const Arguments *args, int *out, Error *err) {
 /* printf prints NaNs with signs. */
 static void print_figure(const char *name, int digits, double value, const char *unit) {
     if (isnan(value))
-        terminal_say("%-15snan%s\n", name, unit);
+        terminal_printf("%-15snan%s\n", name, unit);
     else
-        terminal_say("%-15s%.*f%s\n", name, digits, value, unit);
+        terminal_printf("%-15s%.*f%s\n", name, digits, value, unit);
 }
 
 /* The loss has six digits, since people compare it; perplexity is its exponential, for comparison with
@@ -90,8 +90,8 @@ static void print_lines(const Evaluation *e) {
     print_figure("loss", 6, e->loss, " nats a token");
     print_figure("perplexity", 4, exp(e->loss), "");
     print_figure("bits per byte", 5, e->bits_per_byte, "");
-    terminal_say("tokens         %lld\nbytes          %lld\n", (long long)e->tokens, (long long)e->bytes);
-    if (e->nonfinite) terminal_say("not finite     %lld tokens\n", (long long)e->nonfinite);
+    terminal_printf("tokens         %lld\nbytes          %lld\n", (long long)e->tokens, (long long)e->bytes);
+    if (e->nonfinite) terminal_printf("not finite     %lld tokens\n", (long long)e->nonfinite);
 }
 
 /* The same figures for scripts, always all of them. A non-finite figure is null, since JSON has no NaN. */
@@ -107,7 +107,7 @@ static void print_object(const Evaluation *e) {
     json_put_int(&w, "bytes", e->bytes);
     json_put_int(&w, "nonfinite", e->nonfinite);
     json_end_object(&w);
-    terminal_say("%s\n", out.data);
+    terminal_printf("%s\n", out.data);
     text_free(&out);
 }
 
@@ -204,13 +204,13 @@ static void print_task(const Task *t, const TaskFigures *f) {
     rows_of(f, rows);
     for (int i = 0; i < ROWS; i++) {
         if (!isfinite(rows[i].value)) continue;
-        terminal_say("%-20s %-20s %10.4f", name, rows[i].figure, rows[i].value);
-        if (isfinite(rows[i].error)) terminal_say(" +- %.4f", rows[i].error);
-        terminal_say("\n");
+        terminal_printf("%-20s %-20s %10.4f", name, rows[i].figure, rows[i].value);
+        if (isfinite(rows[i].error)) terminal_printf(" +- %.4f", rows[i].error);
+        terminal_printf("\n");
         name = "";
     }
     if (f->nonfinite)
-        terminal_say("%-20s %-20s %10lld tokens\n", name, "not finite", (long long)f->nonfinite);
+        terminal_printf("%-20s %-20s %10lld tokens\n", name, "not finite", (long long)f->nonfinite);
 }
 
 /* Figures that a task lacks are omitted; `requests` is a digest of all tokens that were evaluated. */
@@ -289,7 +289,7 @@ static void print_tasks(const Arguments *args, const Tasks *tasks, const TaskFig
     }
     json_end_object(&w);
     json_end_object(&w);
-    if (json) terminal_say("%s\n", out.data);
+    if (json) terminal_printf("%s\n", out.data);
     text_free(&out);
 }
 
@@ -307,8 +307,8 @@ static ErrorCode open_tasks(Job *j, Tasks *tasks, Error *err) {
     return OK;
 }
 
-static ErrorCode tell_of_tasks(const Job *j, const Tasks *tasks, const TaskFigures *figures,
-                               const Text *samples, Error *err) {
+static ErrorCode report_tasks(const Job *j, const Tasks *tasks, const TaskFigures *figures,
+                              const Text *samples, Error *err) {
     const char *path = arguments_flag(j->args, "--samples");
     if (!speaks(j)) return OK;
     if (path) TRY(file_write_atomic(path, samples->data, samples->length, err));
@@ -323,7 +323,7 @@ static ErrorCode run_tasks(Job *j, Error *err) {
     ErrorCode code = open_tasks(j, &tasks, err);
     activity_enter(&j->activity, PHASE_VALIDATION, 0);
     if (code == OK) code = alone(j->ranks.comm, score_all(&j->model, &tasks, figures, &samples, err), err);
-    if (code == OK) code = comm_agree(j->ranks.comm, tell_of_tasks(j, &tasks, figures, &samples, err), err);
+    if (code == OK) code = comm_agree(j->ranks.comm, report_tasks(j, &tasks, figures, &samples, err), err);
     tasks_close(&tasks);
     text_free(&samples);
     free(figures);
@@ -403,7 +403,7 @@ static ErrorCode open_for(Job *j, Error *err) {
  * forwards it as SIGUSR1. */
 static void on_signal(int number) {
     (void)number;
-    launched_tell_end(130);
+    launched_report_end(130);
     _exit(130);
 }
 

@@ -73,9 +73,10 @@ static ErrorCode choose(Chosen *c, const char *where, size_t wanted, Error *err)
 /* Prints paths, so that a log of the command later shows which checkpoints the weights came from. */
 static void report(const Chosen *c, SafeType stored, const char *dir, uint64_t bytes) {
     char size[32];
-    terminal_say("%s: %s of weights in %s, ", dir, text_bytes((double)bytes, size), safe_type_name(stored));
-    terminal_say(c->count > 1 ? "the mean of %zu checkpoints:\n" : "of\n", c->count);
-    for (size_t i = 0; i < c->count; i++) terminal_say("  %s\n", c->dirs[i]);
+    terminal_printf("%s: %s of weights in %s, ", dir, text_bytes((double)bytes, size),
+                    safe_type_name(stored));
+    terminal_printf(c->count > 1 ? "the mean of %zu checkpoints:\n" : "of\n", c->count);
+    for (size_t i = 0; i < c->count; i++) terminal_printf("  %s\n", c->dirs[i]);
 }
 
 /* Flags first, then checkpoints, then the directory: errors on the command line are reported before gigabytes

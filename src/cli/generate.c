@@ -242,7 +242,7 @@ static ErrorCode generate(OpenModel *m, Decoder *g, const Request *r, const Prom
         }
         put_token(m, id, first, into);
         if (*made == r->tokens) break;
-        if (decoder_room(g) == 0) {
+        if (decoder_tokens_left(g) == 0) {
             *stop = STOP_CONTEXT;
             break;
         }
@@ -298,11 +298,11 @@ static ErrorCode encode_prompt(const OpenModel *m, const Arguments *args, const 
     if (p->ids.count == 0)
         return error_set(err, ERR_USAGE,
                          "this tokenizer has no begin-of-text token to begin from: give --prompt");
-    int64_t room = m->plan.model.config.max_position_embeddings;
-    if ((int64_t)p->ids.count > room)
+    int64_t context = m->plan.model.config.max_position_embeddings;
+    if ((int64_t)p->ids.count > context)
         return error_set(err, ERR_USAGE,
                          "the prompt has %zu tokens but the model is for sequences of %lld: shorten it",
-                         p->ids.count, (long long)room);
+                         p->ids.count, (long long)context);
     return OK;
 }
 

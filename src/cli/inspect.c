@@ -49,17 +49,17 @@ static ErrorCode resolve(const char *operand, char **path, Error *err) {
 static void print_experts(const ModelConfig *c) {
     char count[32];
     if (c->num_experts == 0) return;
-    terminal_say("experts     %lld of width %lld in %lld layers, %lld a token: %s active parameters\n",
-                 (long long)c->num_experts, (long long)model_dim(c, DIM_EXPERT),
-                 (long long)model_expert_blocks(c), (long long)c->num_experts_per_tok,
-                 text_count(model_active_count(c), count));
+    terminal_printf("experts     %lld of width %lld in %lld layers, %lld a token: %s active parameters\n",
+                    (long long)c->num_experts, (long long)model_dim(c, DIM_EXPERT),
+                    (long long)model_expert_blocks(c), (long long)c->num_experts_per_tok,
+                    text_count(model_active_count(c), count));
 }
 
 static void print_mixers(const ModelConfig *c) {
     Text text = {0};
     if (!model_is_recurrent(c)) return;
     model_mixers_text(c, &text);
-    terminal_say("blocks      %s\n", text.data);
+    terminal_printf("blocks      %s\n", text.data);
     text_free(&text);
 }
 
@@ -67,7 +67,7 @@ static void print_mixers(const ModelConfig *c) {
 static void print_shape(const ModelConfig *c) {
     char count[32];
     const PublishedSize *known = family_published(c);
-    terminal_say(
+    terminal_printf(
         "model       %s, %s parameters: %lld layers of %lld, %lld heads, %lld key/value heads, vocabulary "
         "%lld%s%s%s\n",
         model_family(c)->model_type, text_count(model_parameter_count(c), count),
@@ -104,8 +104,8 @@ static ErrorCode describe_manifest(const char *dir, Error *err) {
     char bytes[32];
     TRY(checkpoint_verify(dir, err));
     TRY(manifest_read(&m, dir, err));
-    terminal_say("checkpoint  step %lld, %s, %s, every byte verified%s\n", (long long)m.step, m.time,
-                 text_bytes((double)manifest_bytes(&m), bytes), m.resumable ? "" : ", weights only");
+    terminal_printf("checkpoint  step %lld, %s, %s, every byte verified%s\n", (long long)m.step, m.time,
+                    text_bytes((double)manifest_bytes(&m), bytes), m.resumable ? "" : ", weights only");
     manifest_free(&m);
     return OK;
 }
@@ -126,11 +126,11 @@ static ErrorCode print_tensor(const ModelFiles *m, const ModelTensor *t, bool va
     TensorFigures f = {0};
     error_escape(name, sizeof name, t->name, strlen(t->name));
     shape_text(t->tensor, shape);
-    terminal_say("%-52s %-5s %-18s", name, safe_type_name(t->tensor->type), shape);
+    terminal_printf("%-52s %-5s %-18s", name, safe_type_name(t->tensor->type), shape);
     if (values) TRY(modelfiles_figures(m, t, &f, err));
-    if (f.known) terminal_say(" %12.6g %12.6g", f.norm, f.max);
-    if (f.nonfinite) terminal_say("  %llu not finite", (unsigned long long)f.nonfinite);
-    terminal_say("\n");
+    if (f.known) terminal_printf(" %12.6g %12.6g", f.norm, f.max);
+    if (f.nonfinite) terminal_printf("  %llu not finite", (unsigned long long)f.nonfinite);
+    terminal_printf("\n");
     return OK;
 }
 
@@ -146,12 +146,12 @@ static ErrorCode print_tensors(const ModelFiles *m, bool values, Error *err) {
         /* A sum beyond 64 bits means a nonsensical header; it is shown, not refused. */
         if (__builtin_add_overflow(elements, t->elements, &elements)) elements = INT64_MAX;
     }
-    terminal_say("tensors     %zu with %s elements in %d file%s, %s\n", m->count,
-                 text_count((int64_t)elements, count), m->file_count, m->file_count == 1 ? "" : "s",
-                 text_bytes((double)bytes, size));
+    terminal_printf("tensors     %zu with %s elements in %d file%s, %s\n", m->count,
+                    text_count((int64_t)elements, count), m->file_count, m->file_count == 1 ? "" : "s",
+                    text_bytes((double)bytes, size));
     if (m->count > 0)
-        terminal_say("\n%-52s %-5s %-18s %s\n", "name", "dtype", "shape",
-                     values ? "        norm          max" : "");
+        terminal_printf("\n%-52s %-5s %-18s %s\n", "name", "dtype", "shape",
+                        values ? "        norm          max" : "");
     for (size_t i = 0; i < m->count; i++) TRY(print_tensor(m, &m->tensors[i], values, err));
     return OK;
 }
@@ -165,7 +165,7 @@ static ErrorCode inspect_files(const Arguments *args, const char *path, Error *e
     TRY(modelfiles_open(&m, path, err));
     ErrorCode code = digest_only ? modelfiles_digest(&m, digest, err)
                                  : print_tensors(&m, !arguments_has(args, "--header"), err);
-    if (code == OK && digest_only) terminal_say("%s\n", digest);
+    if (code == OK && digest_only) terminal_printf("%s\n", digest);
     modelfiles_close(&m);
     return code;
 }
@@ -173,7 +173,7 @@ static ErrorCode inspect_files(const Arguments *args, const char *path, Error *e
 /* Facts other than tensors are for people; a digest covers the tensors only. */
 static ErrorCode inspect_path(const Arguments *args, const char *path, Error *err) {
     if (file_is_dir(path) && !arguments_has(args, "--digest")) {
-        terminal_say("path        %s\n", path);
+        terminal_printf("path        %s\n", path);
         if (file_holds(path, MANIFEST_FILE)) TRY(describe_manifest(path, err));
         TRY(describe_config(path, err));
     }

@@ -37,9 +37,9 @@ static ErrorCode run_merge(const Arguments *args, Error *err) {
     ErrorCode code = open_operand(&a, args, err);
     if (code == OK) code = export_merged(&a, stored, args->operands[1], &bytes, err);
     if (code == OK)
-        terminal_say("%s: %s of weights in %s, of\n  %s\nand, on %d of its matrices,\n  %s\n",
-                     args->operands[1], text_bytes((double)bytes, size), safe_type_name(stored), a.base,
-                     a.count, a.dir);
+        terminal_printf("%s: %s of weights in %s, of\n  %s\nand, on %d of its matrices,\n  %s\n",
+                        args->operands[1], text_bytes((double)bytes, size), safe_type_name(stored), a.base,
+                        a.count, a.dir);
     adapter_close(&a);
     return code;
 }

@@ -16,28 +16,28 @@ static void print_experts(const Family *f, const PublishedSize *s) {
     const PublishedExperts *e = f->experts ? &f->experts[s - f->sizes] : NULL;
     char count[32];
     if (!e) return;
-    terminal_say(", %lld experts of %lld, %lld a token", (long long)e->experts,
-                 (long long)(e->width ? e->width : s->intermediate_size), (long long)e->chosen);
-    if (e->shared) terminal_say(" and %lld shared", (long long)e->shared);
-    if (e->step) terminal_say(", in one of %lld layers", (long long)e->step);
-    terminal_say(": %s active", text_count(e->active, count));
+    terminal_printf(", %lld experts of %lld, %lld a token", (long long)e->experts,
+                    (long long)(e->width ? e->width : s->intermediate_size), (long long)e->chosen);
+    if (e->shared) terminal_printf(" and %lld shared", (long long)e->shared);
+    if (e->step) terminal_printf(", in one of %lld layers", (long long)e->step);
+    terminal_printf(": %s active", text_count(e->active, count));
 }
 
 static void print_latents(const Family *f, const PublishedSize *s) {
     const PublishedLatents *l = f->latents ? &f->latents[s - f->sizes] : NULL;
-    if (l && l->queries) terminal_say(", latent of queries %lld", (long long)l->queries);
+    if (l && l->queries) terminal_printf(", latent of queries %lld", (long long)l->queries);
     if (l)
-        terminal_say(", latent of keys and values %lld, values of %lld", (long long)l->keys,
-                     (long long)l->values);
+        terminal_printf(", latent of keys and values %lld, values of %lld", (long long)l->keys,
+                        (long long)l->values);
 }
 
 /* One line per size, in columns, so that the sizes of a family can be compared. A family without published
  * sizes has only a heading. */
 static void print_family(const Family *f) {
     char count[32];
-    terminal_say("%s (%s)\n", f->model_type, f->architecture);
+    terminal_printf("%s (%s)\n", f->model_type, f->architecture);
     for (const PublishedSize *s = f->sizes; s && s->name; s++) {
-        terminal_say(
+        terminal_printf(
             "  %-18s %8s  %3lld layers of %5lld, %3lld heads, %2lld for keys and values, of %3lld, MLP "
             "%5lld, "
             "vocabulary %6lld%s",
@@ -47,7 +47,7 @@ static void print_family(const Family *f) {
             s->tied ? ", tied" : "");
         print_experts(f, s);
         print_latents(f, s);
-        terminal_say("\n");
+        terminal_printf("\n");
     }
 }
 
@@ -66,8 +66,8 @@ static void write_experts(JsonWriter *w, const PublishedExperts *e) {
 static void write_latents(JsonWriter *w, const PublishedLatents *l) {
     json_put_int(w, "q_lora_rank", l->queries);
     json_put_int(w, "kv_lora_rank", l->keys);
-    json_put_int(w, "qk_nope_head_dim", l->plain);
-    json_put_int(w, "qk_rope_head_dim", l->turned);
+    json_put_int(w, "qk_nope_head_dim", l->nope);
+    json_put_int(w, "qk_rope_head_dim", l->rope);
     json_put_int(w, "v_head_dim", l->values);
 }
 
@@ -107,7 +107,7 @@ static void print_text(const char *only) {
     bool first = true;
     for (int i = 0; families[i]; i++) {
         if (!is_asked(families[i], only)) continue;
-        if (!first) terminal_say("\n");
+        if (!first) terminal_printf("\n");
         print_family(families[i]);
         first = false;
     }
@@ -121,7 +121,7 @@ static void print_json(const char *only) {
     for (int i = 0; families[i]; i++)
         if (is_asked(families[i], only)) write_family(&w, families[i]);
     json_end_array(&w);
-    terminal_say("%s\n", out.data);
+    terminal_printf("%s\n", out.data);
     text_free(&out);
 }
 

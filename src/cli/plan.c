@@ -161,7 +161,7 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
 
 /* Ranks with the same pipeline coordinate are contiguous, since the pipeline is the outermost axis
  * (comm/mesh.h), and every coordinate has as many ranks as the first. */
-static int place_of(const Forecast *f, int64_t rank) { return (int)(rank / f->ranks[0].count); }
+static int pipe_rank_of(const Forecast *f, int64_t rank) { return (int)(rank / f->ranks[0].count); }
 
 /* Draws the pipeline of the forecast: at most DRAWN_RANKS rows in a terminal; all of them as SVG. */
 static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
@@ -189,14 +189,14 @@ static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
  * terminal leaves it in sight. */
 static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out,
                                Error *err) {
-    int place = q->rank >= 0 ? place_of(f, q->rank) : f->fullest;
+    int pipe_rank = q->rank >= 0 ? pipe_rank_of(f, q->rank) : f->fullest;
     describe_work(c, &f->layout, &f->ranks[0].plan, d, out);
     forecast_print_context(f, out);
     forecast_print_memory(f, q->memory, out);
     forecast_print_work(f, out);
-    forecast_print_place(f, place, out);
-    TRY(forecast_print_exact(f, d, place, out, err));
-    TRY(forecast_print_sync(f, d, place, *q->sync ? q->sync : NULL, out, err));
+    forecast_print_pipe_rank(f, pipe_rank, out);
+    TRY(forecast_print_exact(f, d, pipe_rank, out, err));
+    TRY(forecast_print_sync(f, d, pipe_rank, *q->sync ? q->sync : NULL, out, err));
     forecast_print_time(f, out);
     if (layout_is_pipeline(&f->layout)) draw(q, f, false, out);
     return OK;
@@ -230,7 +230,7 @@ static ErrorCode describe_single(const Config *c, const Request *q, const Foreca
  * program begins with the text; the fullest rank matters only for memory. */
 static void print_program(const Arguments *args, const Request *q, const Forecast *f, Text *out) {
     int64_t rank = q->rank >= 0 ? q->rank : 0;
-    const Program *p = &f->ranks[place_of(f, rank)].plan.program;
+    const Program *p = &f->ranks[pipe_rank_of(f, rank)].plan.program;
     if (f->layout.mesh.world > 1)
         text_printf(out, "program of rank %lld, %d actions\n", (long long)rank, p->count);
     else

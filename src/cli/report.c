@@ -30,7 +30,7 @@ static ErrorCode write_page(const char *path, const Text *html, Error *err) {
 }
 
 /* The result of a range test is short enough for a terminal. */
-static void say_ranges(const Runs *runs) {
+static void print_ranges(const Runs *runs) {
     for (size_t i = 0; i < runs->count; i++) {
         Text words = {0};
         if (report_range(&runs->runs[i], &words)) log_info("%s: %s", runs->dirs[i], words.data);
@@ -49,7 +49,7 @@ static ErrorCode run_report(const Arguments *args, Error *err) {
         report_write_runs(&html, &runs);
         code = write_page(path, &html, err);
     }
-    if (code == OK) say_ranges(&runs);
+    if (code == OK) print_ranges(&runs);
     runs_free(&runs);
     text_free(&html);
     free(path);

@@ -224,7 +224,7 @@ static ErrorCode write_script(const Arguments *args, const Job *job, Error *err)
     return code;
 }
 
-static ErrorCode find_places(char *program, char *directory, size_t size, Error *err) {
+static ErrorCode find_paths(char *program, char *directory, size_t size, Error *err) {
     TRY(launch_own_path(program, size, err));
     if (!getcwd(directory, size))
         return error_errno(err, ERR_UNAVAILABLE, "cannot find the path of the current directory");
@@ -240,7 +240,7 @@ static ErrorCode run_slurm(const Arguments *args, Error *err) {
     if (out && strcmp(out, "-") == 0 && arguments_has(args, "--submit"))
         return error_set(err, ERR_USAGE, "slurm: --out - and --submit do not go together: give one");
     TRY(read_flags(args, &job, err));
-    TRY(find_places(program, directory, sizeof program, err));
+    TRY(find_paths(program, directory, sizeof program, err));
     ErrorCode code = sweep_parse(&sweep, arguments_flag(args, "--sweep"), err);
     if (code == OK) code = check_member(&job, 0, &run_dir, err);
     job.run_dir = run_dir;

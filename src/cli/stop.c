@@ -39,7 +39,7 @@ static ErrorCode run_stop(const Arguments *args, Error *err) {
     TRY(lock_holder(dir, &pid, err));
     if (pid == 0) return error_set(err, ERR_NOINPUT, "%s: no run is going on in it", dir);
     TRY(lock_request_stop(dir, err));
-    terminal_say("process %ld will save and end after its step\n", pid);
+    terminal_printf("process %ld will save and end after its step\n", pid);
     return arguments_has(args, "--wait") ? wait_for(dir, seconds, err) : OK;
 }
 

@@ -53,7 +53,7 @@ ErrorCode terminal_print(const Text *out, Error *err) {
     return code;
 }
 
-void terminal_say(const char *format, ...) {
+void terminal_printf(const char *format, ...) {
     char *line = NULL;
     Text shown = {0};
     va_list args;

@@ -10,7 +10,7 @@ TerminalStyle terminal_style(int width);
 /* Escapes everything except newlines and colours (text_add_shown): names and paths are untrusted bytes. */
 ErrorCode terminal_print(const Text *out, Error *err);
 /* The same with a format. Reports no failure: main checks standard output at the end. */
-void terminal_say(const char *format, ...) PRINTF_LIKE(1, 2);
+void terminal_printf(const char *format, ...) PRINTF_LIKE(1, 2);
 /* Writes the text unchanged to a file and reports its name on stderr; "-" is standard output. */
 ErrorCode terminal_write_file(const char *path, const Text *out, Error *err);
 

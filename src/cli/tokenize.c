@@ -48,7 +48,7 @@ static ErrorCode tokenize(const Arguments *args, const Config *c, const Tokenize
     if (code == OK) {
         Text out = {0};
         summarise(d, c, &out);
-        terminal_say("%s", out.data);
+        terminal_printf("%s", out.data);
         text_free(&out);
     }
     dataset_close(d);

@@ -105,7 +105,7 @@ static enum MHD_Result reply_text(struct MHD_Connection *c, const char *type, Te
 
 /* Names by number, which the page then uses to select a run (W1). Directory names need not be UTF-8:
  * json_bytes makes valid text of them. */
-static enum MHD_Result tell_runs(const Server *s, struct MHD_Connection *c) {
+static enum MHD_Result send_runs(const Server *s, struct MHD_Connection *c) {
     Text out = {0};
     JsonWriter w;
     json_start(&w, &out, 0);
@@ -133,7 +133,7 @@ static int64_t asked(struct MHD_Connection *c, const char *key, int64_t fallback
 /* Reads the files at most twice a second, however many pages ask, but at once if more data is known to be
  * there, so that a long run is caught up with as fast as the page asks. Sends only what is new since
  * `after`. */
-static enum MHD_Result tell_data(Server *s, struct MHD_Connection *c, int run) {
+static enum MHD_Result send_data(Server *s, struct MHD_Connection *c, int run) {
     Watched *w = &s->runs[run];
     Text out = {0};
     double now = clock_seconds();
@@ -147,7 +147,7 @@ static enum MHD_Result tell_data(Server *s, struct MHD_Connection *c, int run) {
 
 /* As the run wrote it, with the source of each value. Not through a link (file_read_own), and at most 1 MiB,
  * since others may be able to write to a run directory. An unreadable file gives an empty response. */
-static enum MHD_Result tell_config(const Server *s, struct MHD_Connection *c, int run) {
+static enum MHD_Result send_config(const Server *s, struct MHD_Connection *c, int run) {
     char *path = path_join(s->runs[run].dir, "config.yaml"), *data = NULL;
     Text out = {0};
     size_t length;
@@ -208,10 +208,10 @@ static enum MHD_Result route(Server *s, struct MHD_Connection *c, const char *pa
                      MHD_create_response_from_buffer(asset->length, (void *)(uintptr_t)asset->data,
                                                      MHD_RESPMEM_PERSISTENT));
     int64_t run = asked(c, "run", 0);
-    if (strcmp(path, "/runs") == 0) return tell_runs(s, c);
+    if (strcmp(path, "/runs") == 0) return send_runs(s, c);
     if (run < 0 || run >= s->count) return reply_words(c, MHD_HTTP_NOT_FOUND, "There is no such run.\n");
-    if (strcmp(path, "/data") == 0) return tell_data(s, c, (int)run);
-    if (strcmp(path, "/config") == 0) return tell_config(s, c, (int)run);
+    if (strcmp(path, "/data") == 0) return send_data(s, c, (int)run);
+    if (strcmp(path, "/config") == 0) return send_config(s, c, (int)run);
     return reply_words(c, MHD_HTTP_NOT_FOUND, "There is nothing here.\n");
 }
 
@@ -305,14 +305,14 @@ static ErrorCode listen_at(Server *s, const struct addrinfo *at, int64_t port, E
 }
 
 /* On standard output, for a person or a script; if bound to all addresses, with this machine's name. */
-static void say_where(const Server *s) {
+static void print_where(const Server *s) {
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);
     char name[256] = "";
     bool all = strcmp(s->host, "0.0.0.0") == 0 || strcmp(s->host, "::") == 0;
     if (all && gethostname(name, sizeof name - 1) != 0) all = false;
     if (!all) snprintf(name, sizeof name, strchr(s->host, ':') ? "[%s]" : "%s", s->host);
-    terminal_say("http://%s:%u/%s%s\n", name, info ? (unsigned)info->port : 0, s->token[0] ? "?token=" : "",
-                 s->token);
+    terminal_printf("http://%s:%u/%s%s\n", name, info ? (unsigned)info->port : 0,
+                    s->token[0] ? "?token=" : "", s->token);
     fflush(stdout);
 }
 
@@ -340,7 +340,7 @@ static ErrorCode serve(Server *s, const struct addrinfo *at, int64_t port, Error
     if (signals < 0) return error_errno(err, ERR_UNAVAILABLE, "cannot wait for signals");
     ErrorCode code = listen_at(s, at, port, err);
     if (code == OK) {
-        say_where(s);
+        print_where(s);
         log_info("watching %d run%s; Ctrl-C ends it", s->count, s->count == 1 ? "" : "s");
         serve_requests(s, signals);
         MHD_stop_daemon(s->daemon);

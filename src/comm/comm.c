@@ -73,8 +73,8 @@ ErrorCode comm_refused(const Comm *c, Error *err) {
 
 /* ---- opening ---- */
 
-static ErrorCode join(Comm *c, const char *what, int colour, int place, int size, int *channel, Error *err) {
-    int error = c->transport->kind->join(c->transport, colour, place, size, channel);
+static ErrorCode join(Comm *c, const char *what, int colour, int key, int size, int *channel, Error *err) {
+    int error = c->transport->kind->join(c->transport, colour, key, size, channel);
     if (error == TRANSPORT_OK) return OK;
     comm_transport_failure(c, error, what);
     return comm_refused(c, err);
@@ -241,7 +241,7 @@ int comm_local_size(const Comm *c) { return c->local_size; }
 int comm_local_cores(const Comm *c) { return c->local_cores; }
 
 void comm_set_device(Comm *c, Device *device) {
-    if (atomic_load(&c->wired)) communicators_close(c);
+    if (atomic_load(&c->communicator_device)) communicators_close(c);
     if (c->device) staging_close(c);
     c->device = device;
 }
@@ -252,7 +252,7 @@ void comm_set_device(Comm *c, Device *device) {
  * part: creating groups is collective over all ranks, and all go through the sets in the same order. */
 static ErrorCode make_group(Comm *c, const Mesh *mesh, AxisSet set, Error *err) {
     Group *g = &c->groups[set];
-    *g = (Group){.set = set, .rank = mesh_place(mesh, set, c->rank), .size = mesh_size(mesh, set)};
+    *g = (Group){.set = set, .rank = mesh_group_rank(mesh, set, c->rank), .size = mesh_size(mesh, set)};
     return join(c, "making a group", mesh_member(mesh, set, c->rank, 0), g->rank, g->size, &g->channel, err);
 }
 
@@ -290,13 +290,13 @@ static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 /* Bytes of a bucket: a message, or less if shards of many ranks are kept until they are summed. Depends only
  * on what all ranks know, since all must cut alike. arrivals: shards from other ranks, at most. Between 64
- * KiB, below which messages cost more than their bytes, and PIECE_MAX; in between, half of the workspace
- * divided by the arrivals, since two buckets are under way at a time. Multiples of a page where possible, so
- * that sums run over aligned memory. */
+ * KiB, below which messages cost more than their bytes, and MESSAGE_PART_MAX; in between, half of the
+ * workspace divided by the arrivals, since two buckets are under way at a time. Multiples of a page where
+ * possible, so that sums run over aligned memory. */
 static size_t bucket_of(int arrivals, size_t stride) {
     size_t most = round_up((size_t)WORKSPACE_TARGET / 2 / (size_t)(arrivals > 1 ? arrivals : 1), 4096);
     if (most < 65536) most = 65536;
-    if (most > PIECE_MAX) most = PIECE_MAX;
+    if (most > MESSAGE_PART_MAX) most = MESSAGE_PART_MAX;
     stride = round_up(stride, POOL_ALIGN);
     return stride < most ? stride : most;
 }
@@ -342,7 +342,7 @@ size_t comm_all_reduce_workspace(int ranks, CommType type, int64_t count) {
 
 /* ---- ranges ---- */
 
-int64_t comm_whole(const CommRange *ranges, int ranks) {
+int64_t comm_ranges_count(const CommRange *ranges, int ranks) {
     int64_t end = 0;
     for (int p = 0; p < ranks; p++)
         if (ranges[p].first + ranges[p].count > end) end = ranges[p].first + ranges[p].count;
@@ -356,23 +356,23 @@ int64_t comm_largest(const CommRange *ranges, int ranks) {
     return most;
 }
 
-int64_t comm_gather_traffic(const CommRange *ranges, int ranks, int place) {
-    return (ranks - 1) * ranges[place].count;
+int64_t comm_gather_traffic(const CommRange *ranges, int ranks, int rank) {
+    return (ranks - 1) * ranges[rank].count;
 }
 
-int64_t comm_scatter_traffic(const CommRange *ranges, int ranks, int place) {
+int64_t comm_scatter_traffic(const CommRange *ranges, int ranks, int rank) {
     int64_t sum = 0;
-    for (int p = 0; p < ranks; p++) sum += p == place ? 0 : ranges[p].count;
+    for (int p = 0; p < ranks; p++) sum += p == rank ? 0 : ranges[p].count;
     return sum;
 }
 
-int64_t comm_sum_spare(int inner, int outer, int inner_place, int outer_place, CommType type,
+int64_t comm_sum_spare(int inner, int outer, int inner_rank, int outer_rank, CommType type,
                        const CommRange *ranges) {
     if (!is_split(inner, outer, type)) return 0;
-    int64_t whole = comm_whole(ranges, inner), end = whole, own = ranges[inner_place].count;
-    int blocks = tree_blocks(inner * outer, (TreeBlock){outer_place * inner, inner}, NULL);
+    int64_t whole = comm_ranges_count(ranges, inner), end = whole, own = ranges[inner_rank].count;
+    int blocks = tree_blocks(inner * outer, (TreeBlock){outer_rank * inner, inner}, NULL);
     for (int k = 0; k < blocks; k++) {
-        int64_t first = block_first(ranges, inner, inner_place, k);
+        int64_t first = block_first(ranges, inner, inner_rank, k);
         if (first + own > end) end = first + own;
     }
     return end - whole;
@@ -386,11 +386,10 @@ static int64_t elements_of(int ranks, int64_t count, int p) {
 
 /* Bytes that this rank sends: its sums of the other ranks' ranges, and the result of its own range to each of
  * them. The memory plan and forecasts use it; the counters of a step must agree with it. */
-int64_t comm_sum_outer_traffic(int inner, int outer, int place, CommType type, int64_t count) {
-    int64_t sums = is_split(inner, outer, type)
-                       ? tree_blocks(inner * outer, (TreeBlock){place * inner, inner}, NULL)
-                       : 1;
-    int64_t own = elements_of(outer, count, place);
+int64_t comm_sum_outer_traffic(int inner, int outer, int rank, CommType type, int64_t count) {
+    int64_t sums =
+        is_split(inner, outer, type) ? tree_blocks(inner * outer, (TreeBlock){rank * inner, inner}, NULL) : 1;
+    int64_t own = elements_of(outer, count, rank);
     return (int64_t)type_bytes(type) * (sums * (count - own) + (outer - 1) * own);
 }
 
@@ -406,11 +405,11 @@ static void settle(Comm *c) {
  * enqueues. */
 static void copy(Comm *c, void *to, const void *from, size_t bytes) {
     Device *d = device_of(c);
-    bool wired = atomic_load(&c->wired) != NULL;
+    bool on_communicators = atomic_load(&c->communicator_device) != NULL;
     if (to == from || bytes == 0) return;
-    DeviceStream before = device_on(wired ? ON_COMPUTE : ON_COMM);
+    DeviceStream before = device_on(on_communicators ? ON_COMPUTE : ON_COMM);
     OP(d, OP_COPY, copy, to, from, bytes);
-    if (!wired) device_finish(d, device_mark(d, ON_COMM), WAIT_TRANSPORT);
+    if (!on_communicators) device_finish(d, device_mark(d, ON_COMM), WAIT_TRANSPORT);
     device_on(before);
 }
 
@@ -434,7 +433,7 @@ static Op *begin_collective(Comm *c, OpKind kind, Group *g, size_t stride, size_
     op->buckets = op->bucket ? (int64_t)((stride + op->bucket - 1) / op->bucket) : 0;
     /* The k-th operation of a group is the k-th on all its ranks: their messages are matched by this
      * number. */
-    op->turn = g->started++;
+    op->sequence = g->started++;
     enqueue(g, op);
     return op;
 }
@@ -463,10 +462,10 @@ static ErrorCode launch(Comm *c, Op *op, CommRequest *request, Error *err) {
 /* Returns OK with the lock held. */
 static ErrorCode enter(Comm *c, AxisSet set, CommRequest *request, Error *err) {
     const Group *g = group_of(c, set);
-    bool wired = atomic_load(&c->wired) != NULL;
-    CHECK(!wired || g->size == 1 || g->communicator);
+    bool on_communicators = atomic_load(&c->communicator_device) != NULL;
+    CHECK(!on_communicators || g->size == 1 || g->communicator);
     *request = 0;
-    if (!wired) settle(c);
+    if (!on_communicators) settle(c);
     comm_lock(c);
     ErrorCode code = comm_refused(c, err);
     c->asked = set;
@@ -478,7 +477,7 @@ static ErrorCode enter(Comm *c, AxisSet set, CommRequest *request, Error *err) {
 static Op *begin_ranges(Comm *c, OpKind kind, Group *g, const CommRange *ranges, size_t width) {
     size_t stride, total;
     CHECK(size_multiply((size_t)comm_largest(ranges, g->size), width, &stride) &&
-          size_multiply((size_t)comm_whole(ranges, g->size), width, &total));
+          size_multiply((size_t)comm_ranges_count(ranges, g->size), width, &total));
     if (g->size == 1 || stride == 0) return NULL;
     Op *op = begin_collective(c, kind, g, stride, total, g->size - 1);
     if (op) op->ranges = ranges, op->width = width;

@@ -109,8 +109,8 @@ typedef uint64_t CommRequest;
 typedef struct CommRange {
     int64_t first, count;
 } CommRange;
-int64_t comm_whole(const CommRange *ranges, int ranks);   /* elements up to the end of the last range */
-int64_t comm_largest(const CommRange *ranges, int ranks); /* elements of the largest range */
+int64_t comm_ranges_count(const CommRange *ranges, int ranks); /* elements up to the end of the last range */
+int64_t comm_largest(const CommRange *ranges, int ranks);      /* elements of the largest range */
 
 /* Each rank's range of `all` is in place; the operation fills in the other ranges. width: bytes per
  * element. */
@@ -147,12 +147,12 @@ ErrorCode comm_sum_outer(Comm *c, AxisSet inner, AxisSet outer, CommType type,
                          void *workspace, CommRequest *request, Error *err);
 /* Spare elements needed by the rank with these ranks in the inner and the outer group; inner and outer are
  * the sizes of the groups. */
-int64_t comm_sum_spare(int inner, int outer, int inner_place, int outer_place, CommType type,
+int64_t comm_sum_spare(int inner, int outer, int inner_rank, int outer_rank, CommType type,
                        const CommRange *ranges);
 /* Bytes of tensor memory that an operation needs as workspace while it is under way, in a group of `ranks`.
  * Operations of one group may share a workspace; the later one then waits for the earlier one. Two workspaces
- * used alternately cost no time, because only COMM_TURNS operations of a group move at a time. */
-enum { COMM_TURNS = 2 };
+ * used alternately cost no time, because only COMM_ACTIVE operations of a group move at a time. */
+enum { COMM_ACTIVE = 2 };
 size_t comm_reduce_scatter_workspace(int ranks, CommType type, int64_t largest /* range */);
 size_t comm_all_reduce_workspace(int ranks, CommType type, int64_t count);
 /* Workspace of comm_sum_outer on a range of `count` elements; comm_sum_inner needs that of a
@@ -235,9 +235,9 @@ CommTraffic comm_point_traffic(Comm *c);        /* comm_send */
 void comm_reset_traffic(Comm *c);
 /* Elements that rank `place` of a group sends; the counters must show this. In an all-gather each rank sends
  * its range to all others, in a reduce-scatter each range to its owner. */
-int64_t comm_gather_traffic(const CommRange *ranges, int ranks, int place);
-int64_t comm_scatter_traffic(const CommRange *ranges, int ranks, int place);
+int64_t comm_gather_traffic(const CommRange *ranges, int ranks, int rank);
+int64_t comm_scatter_traffic(const CommRange *ranges, int ranks, int rank);
 /* Bytes that rank `place` of the outer group sends in comm_sum_outer; with inner 1, in an all-reduce. */
-int64_t comm_sum_outer_traffic(int inner, int outer, int place, CommType type, int64_t count);
+int64_t comm_sum_outer_traffic(int inner, int outer, int rank, CommType type, int64_t count);
 
 #endif

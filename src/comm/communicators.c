@@ -144,14 +144,14 @@ ErrorCode comm_open_communicators(Comm *c, const Mesh *mesh, char *problem, size
     comm_waits_in(c, NULL);
     if (code != OK) comm_fail(c, err);
     TRY(code);
-    atomic_store(&c->wired, c->device);
+    atomic_store(&c->communicator_device, c->device);
     return OK;
 }
 
 /* Waits for what is under way, unless it was given up. */
 void communicators_close(Comm *c) {
     comm_lock(c);
-    Device *d = atomic_exchange(&c->wired, NULL);
+    Device *d = atomic_exchange(&c->communicator_device, NULL);
     for (int set = 0; set < MESH_SETS && c->failure.code == OK; set++)
         if (c->groups[set].communicator)
             device_finish(d, device_mark(d, c->groups[set].communicator), WAIT_TRANSPORT);
@@ -165,7 +165,7 @@ void communicators_close(Comm *c) {
 /* ---- collectives ---- */
 
 static void post(Comm *c, Op *op, StreamId id, int64_t item) {
-    Piece p = transfer_piece(op, id, item);
+    StreamItem p = transfer_item(op, id, item);
     const DeviceCommunicators *w = c->device->communicators;
     if (p.bytes == 0) return;
     if (p.receives) {
@@ -237,7 +237,7 @@ Op *communicators_message(Comm *c, P2pChannel *p2p_channel, OpKind kind, uint64_
     op->bytes = op->header[1] = op->ready[1] = bytes;
     op->data = data;
     op->after = device_mark(c->device, ON_COMPUTE);
-    op->pieces.items = op->pieces.next = ITEMS;
+    op->message.items = op->message.next = ITEMS;
     c->transport->kind->begin(c->transport);
     post_item(c, op, READY);
     if (kind == OP_RECV) post_item(c, op, HEADER);
@@ -296,7 +296,7 @@ static void receive_numbered(Comm *c, Op *op) {
 }
 
 void communicators_item_ended(Comm *c, Op *op, int64_t item) {
-    transfer_item_done(&op->pieces, item);
+    transfer_item_done(&op->message, item);
     if (op->kind == OP_SEND && item == READY) send_numbered(c, op);
     if (op->kind == OP_RECV && item == HEADER) receive_numbered(c, op);
 }
@@ -316,7 +316,7 @@ bool communicators_progress(Comm *c) {
     }
     for (Op **at = &c->issued; *at && c->failure.code == OK;) {
         Op *op = *at;
-        if (op->pieces.first < op->pieces.items || !communicators_reached(c, op)) {
+        if (op->message.first < op->message.items || !communicators_reached(c, op)) {
             at = &op->next;
             continue;
         }
@@ -337,7 +337,7 @@ bool communicators_follow(Comm *c, CommRequest request) {
 /* The host may be waiting for something that will never arrive. No other thread is inside a call of the
  * communicators, because the lock is held. */
 void communicators_give_up(Comm *c) {
-    Device *d = atomic_load(&c->wired);
+    Device *d = atomic_load(&c->communicator_device);
     if (!d || c->given_up) return;
     c->given_up = true;
     d->communicators->abort(d);

@@ -148,7 +148,7 @@ static void listen(Comm *c, long ms) {
 /* ---- ending the job ---- */
 
 static _Noreturn void end_all(Comm *c, bool locked, ErrorCode code) {
-    launched_tell_end((int)code);
+    launched_report_end((int)code);
     if (locked) c->transport->kind->abort(c->transport, (int)code);
     _exit((int)code);
 }
@@ -246,7 +246,7 @@ static bool has_slept(const Comm *c, long long now) {
  * other ranks' devices; 0: it does not wait. */
 static long long waits_since(const Comm *c) {
     long long since = atomic_load(&c->waits_since);
-    Device *d = atomic_load(&c->wired);
+    Device *d = atomic_load(&c->communicator_device);
     return since || !d ? since : atomic_load(&d->waits_since);
 }
 
@@ -378,7 +378,7 @@ static void blame(Comm *c, Error *err) {
 }
 
 /* Prints the answers of all ranks first, so that the last line is the verdict. */
-static void tell_verdict(Comm *c) {
+static void report_verdict(Comm *c) {
     Error err;
     for (int p = 0; p < c->size; p++)
         if (c->lines[p]) comm_print_line(c->lines[p]);
@@ -428,7 +428,7 @@ static void ask(Comm *c) {
         /* Others that asked leave the verdict to the lowest, which ends them. If that one decides otherwise,
          * they print it after all. */
         if (!is_lowest_asking(c)) pause_ms(LINGER_MS);
-        tell_verdict(c);
+        report_verdict(c);
         pause_ms(50);
         end_all(c, true, ERR_PEER);
     }
@@ -498,7 +498,7 @@ static void count_beats(Comm *c, long long now) {
 /* A program that waits for its device polls nothing. If others have failed, what it waits for does not come;
  * otherwise everything that arrives shows progress. */
 static void look_at_communicators(Comm *c) {
-    const Device *d = atomic_load(&c->wired);
+    const Device *d = atomic_load(&c->communicator_device);
     if (!d || !atomic_load(&d->waits_since) || pthread_mutex_trylock(&c->mutex) != 0) return;
     transfer_progress(c, c->device);
     pthread_mutex_unlock(&c->mutex);

@@ -16,7 +16,7 @@ enum {
     OPS_MAX = 4096,     /* operations under way at a time */
     WINDOW = 16,        /* items of a collective's stream between the first unfinished and the next to post */
     MESSAGE_WINDOW = 4, /* the same for a message; both at most 64 */
-    PIECE_MAX = 1 << 20,         /* bytes of a message; 256 KiB to 4 MiB are equally fast on shared memory */
+    MESSAGE_PART_MAX = 1 << 20,  /* bytes of a message; 256 KiB to 4 MiB are equally fast on shared memory */
     POLL_MAX = 256,              /* iterations of a poll: a program that computes must get control back */
     WORKSPACE_TARGET = 16 << 20, /* bytes of a workspace, about; with many ranks buckets are smaller */
     CONTROL_TEXT = 1024,
@@ -53,7 +53,7 @@ typedef enum OpKind {
 
 /* Posts that may be open at a time: those of OPS_MAX messages and of the collectives that move in each
  * group. */
-_Static_assert(COMM_EVENTS >= OPS_MAX * MESSAGE_WINDOW + MESH_SETS * COMM_TURNS * STREAMS * WINDOW + 1024,
+_Static_assert(COMM_EVENTS >= OPS_MAX * MESSAGE_WINDOW + MESH_SETS * COMM_ACTIVE * STREAMS * WINDOW + 1024,
                "the table of posts is too small");
 
 /* A communicator for messages in one direction (communicators.c). */
@@ -89,17 +89,17 @@ typedef struct Op {
     int64_t summed; /* buckets that have been summed */
     /* One step of a sum over inner | outer, whose groups are runs of `run` ranks of a tree with `leaves`
      * leaves. leaves 0: the group is the whole sum. The blocks of this rank's run lie in `sums`, at
-     * block_place. */
+     * block_address. */
     /* first: leaf at which this rank's run begins; own: its rank in the inner group */
     int leaves, run, first, own;
     char *sums;
     const CommRange *shards; /* [run] ranges of the inner step */
-    uint64_t turn;           /* sequence number in the group; gives the tags */
+    uint64_t sequence;       /* sequence number in the group; gives the tags */
     Stream streams[STREAMS];
 
     /* Messages: a stream of a header (item 0) and the data in pieces. */
     int channel, peer;
-    Stream pieces;
+    Stream message;
     uint64_t key, header[COMM_HEADER / sizeof(uint64_t)];
     char *data;
     size_t bytes;
@@ -112,12 +112,12 @@ typedef struct Op {
 } Op;
 
 /* An item of a collective's stream. */
-typedef struct Piece {
+typedef struct StreamItem {
     int peer; /* its rank in the group */
     bool receives;
     char *data;
     size_t bytes; /* 0: nothing to move */
-} Piece;
+} StreamItem;
 
 /* What an open post belongs to. Its index in the table is the transport's event. */
 typedef struct Transfer {
@@ -170,8 +170,8 @@ struct Comm {
     const void **addends; /* [size] addresses for sum_parts */
     StagingSlot *slots;
     int slot_count;
-    _Atomic(Device *) wired; /* the device, if its tensors go over communicators */
-    int ready;               /* channel on which receivers report that they are ready */
+    _Atomic(Device *) communicator_device; /* the device, if its tensors go over communicators */
+    int ready;                             /* channel on which receivers report that they are ready */
     P2pChannel p2p_channels[P2P_CHANNELS];
     int p2p_channel_count;
 
@@ -261,7 +261,7 @@ bool transfer_test(Comm *c, int event);
 /* Makes progress on everything. Returns true if anything happened. */
 bool transfer_progress(Comm *c, Device *device);
 
-Piece transfer_piece(const Op *op, StreamId id, int64_t item);
+StreamItem transfer_item(const Op *op, StreamId id, int64_t item);
 /* Adds up the next bucket of this rank's range, on a stream. */
 void transfer_add_up(Comm *c, Op *op, Device *device, DeviceStream on);
 void transfer_check_header(Comm *c, const Op *op);

@@ -106,7 +106,7 @@ ErrorCode launch_own_path(char *out, size_t size, Error *err) {
 
 /* The ranks write into a pipe that goes on to this process's stderr; they may draw a status line if that is a
  * terminal. */
-static void tell_terminal(void) {
+static void report_to_terminal(void) {
     char columns[16];
     snprintf(columns, sizeof columns, "%d", log_width());
     if (log_is_terminal()) setenv(LOG_TERMINAL, columns, 1);
@@ -152,7 +152,7 @@ static void use_ends(const Launch *l, pid_t parent) {
  * the terminal. */
 static _Noreturn void become(const Launch *l, char *const *words, const int *pipes, pid_t parent) {
     setpgid(0, 0);
-    tell_terminal();
+    report_to_terminal();
     use_sessions(l);
     /* If weft dies, mpirun gets the signal that it forwards: the ranks save and stop. The parent may have
      * died before this call, hence the comparison below. */
@@ -273,7 +273,7 @@ static void watch_launcher(Launch *l) {
     launcher_output_flush(&l->launcher_output);
 }
 
-static bool read_told(const Launch *l, int at, RankReport *out) {
+static bool read_report(const Launch *l, int at, RankReport *out) {
     return pread(l->ends, out, sizeof *out, (off_t)((size_t)at * sizeof *out)) == sizeof *out;
 }
 
@@ -282,14 +282,14 @@ static bool read_told(const Launch *l, int at, RankReport *out) {
 static int reported_code(const Launch *l, bool *unreported) {
     RankReport one;
     int code = 0, reported = 0;
-    for (; read_told(l, reported, &one); reported++) code = code ? code : one.status;
+    for (; read_report(l, reported, &one); reported++) code = code ? code : one.status;
     *unreported = l->kind->read_end && reported < l->ranks;
     return code;
 }
 
-static bool has_told(const Launch *l, int rank) {
+static bool has_reported(const Launch *l, int rank) {
     RankReport one;
-    for (int at = 0; read_told(l, at, &one); at++)
+    for (int at = 0; read_report(l, at, &one); at++)
         if (one.rank == rank) return true;
     return false;
 }
@@ -297,7 +297,7 @@ static bool has_told(const Launch *l, int rank) {
 /* Lists ranks without a report. If all reported, it is not known which one hangs. */
 static void list_stuck(const Launch *l, Text *out) {
     for (int rank = 0; rank < l->ranks; rank++)
-        if (!has_told(l, rank)) text_printf(out, "%s%d", out->length ? ", " : "rank ", rank);
+        if (!has_reported(l, rank)) text_printf(out, "%s%d", out->length ? ", " : "rank ", rank);
     if (!out->length) text_puts(out, "one of them");
 }
 

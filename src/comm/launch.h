@@ -32,7 +32,7 @@ typedef struct RankReport {
 } RankReport;
 /* Reports the status that this rank is about to end with, for an end that does not go through exit(), which
  * reports by itself. Safe in signal handlers. No-op where the launcher's own report is enough. */
-void launched_tell_end(int status);
+void launched_report_end(int status);
 
 /* Writes the path of this program, from /proc, to out. */
 ErrorCode launch_own_path(char *out, size_t size, Error *err);

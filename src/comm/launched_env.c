@@ -59,16 +59,16 @@ static int ends = -1; /* descriptor of the file of RankReports */
 static int own_rank;
 
 /* Reports once: ending all ranks may end this one by exit(). */
-void launched_tell_end(int status) {
+void launched_report_end(int status) {
     RankReport reported = {own_rank, status & 0xff};
     int file = ends;
     ends = -1;
     if (file >= 0 && write(file, &reported, sizeof reported) == sizeof reported) close(file);
 }
 
-static void tell_at_exit(int status, void *nothing) {
+static void report_at_exit(int status, void *nothing) {
     (void)nothing;
-    launched_tell_end(status);
+    launched_report_end(status);
 }
 
 /* Opened by path, since launchers close the descriptors that ranks would inherit. */
@@ -77,7 +77,7 @@ static void open_ends(void) {
     if (!path) return;
     own_rank = launched_env_find().rank;
     ends = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
-    if (ends >= 0 && on_exit(tell_at_exit, NULL) != 0) ends = -1;
+    if (ends >= 0 && on_exit(report_at_exit, NULL) != 0) ends = -1;
     unsetenv(LAUNCHED_ENDS);
 }
 

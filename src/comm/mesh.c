@@ -190,26 +190,26 @@ int mesh_size(const Mesh *mesh, AxisSet set) {
 }
 
 /* Index among the ranks of the group, which are in the order of ranks: outer axes first. */
-int mesh_place(const Mesh *mesh, AxisSet set, int rank) {
-    int at[AXES], place = 0;
+int mesh_group_rank(const Mesh *mesh, AxisSet set, int rank) {
+    int at[AXES], group_rank = 0;
     mesh_coordinates(mesh, rank, at);
     for (int axis = 0; axis < AXES; axis++)
-        if (set >> axis & 1) place = place * mesh->degree[axis] + at[axis];
-    return place;
+        if (set >> axis & 1) group_rank = group_rank * mesh->degree[axis] + at[axis];
+    return group_rank;
 }
 
 /* The rank with index `place` in the group of `rank`: replaces its coordinates on the axes of the set. */
-int mesh_member(const Mesh *mesh, AxisSet set, int rank, int place) {
+int mesh_member(const Mesh *mesh, AxisSet set, int rank, int group_rank) {
     int at[AXES];
-    CHECK(place >= 0 && place < mesh_size(mesh, set));
+    CHECK(group_rank >= 0 && group_rank < mesh_size(mesh, set));
     mesh_coordinates(mesh, rank, at);
     for (int axis = AXES - 1; axis >= 0; axis--)
         if (set >> axis & 1) {
-            at[axis] = place % mesh->degree[axis];
-            place /= mesh->degree[axis];
+            at[axis] = group_rank % mesh->degree[axis];
+            group_rank /= mesh->degree[axis];
         }
     return mesh_rank(mesh, at);
 }
 
 int mesh_dp_degree(const Mesh *mesh) { return mesh_size(mesh, MESH_DATA); }
-int mesh_dp_rank(const Mesh *mesh, int rank) { return mesh_place(mesh, MESH_DATA, rank); }
+int mesh_dp_rank(const Mesh *mesh, int rank) { return mesh_group_rank(mesh, MESH_DATA, rank); }

@@ -79,8 +79,8 @@ void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]);
 
 /* The size of a group; a rank's index in its group of that set; the rank with index `place` in that group. */
 int mesh_size(const Mesh *mesh, AxisSet set);
-int mesh_place(const Mesh *mesh, AxisSet set, int rank);
-int mesh_member(const Mesh *mesh, AxisSet set, int rank, int place);
+int mesh_group_rank(const Mesh *mesh, AxisSet set, int rank);
+int mesh_member(const Mesh *mesh, AxisSet set, int rank, int group_rank);
 
 /* Data parallelism (MESH_DATA): how many ranks read different data, and the index of a rank among them,
  * dp_replicate_rank * dp_shard + dp_shard_rank. */

@@ -19,11 +19,11 @@ static ErrorCode enter(Comm *c, Error *err) {
 }
 
 /* Starts a message of small operation number `turn`. */
-static ErrorCode start(Comm *c, OpKind kind, int peer, uint64_t turn, void *data, size_t bytes,
+static ErrorCode start(Comm *c, OpKind kind, int peer, uint64_t sequence, void *data, size_t bytes,
                        const char *name, CommRequest *request, Error *err) {
     *request = 0;
     TRY(enter(c, err));
-    Op *op = message_begin(c, kind, c->small, peer, turn, data, bytes);
+    Op *op = message_begin(c, kind, c->small, peer, sequence, data, bytes);
     if (op) {
         op->name = name;
         *request = op_request(c, op);
@@ -34,20 +34,20 @@ static ErrorCode start(Comm *c, OpKind kind, int peer, uint64_t turn, void *data
 }
 
 /* Starts a message and waits for it. */
-static ErrorCode pass(Comm *c, OpKind kind, int peer, uint64_t turn, void *data, size_t bytes,
+static ErrorCode pass(Comm *c, OpKind kind, int peer, uint64_t sequence, void *data, size_t bytes,
                       const char *name, Error *err) {
     CommRequest request;
-    TRY(start(c, kind, peer, turn, data, bytes, name, &request, err));
+    TRY(start(c, kind, peer, sequence, data, bytes, name, &request, err));
     return comm_wait(c, request, err);
 }
 
 /* Posts the receive first: over a transport that copies only when the receive is posted, two sends would wait
  * for each other's receive forever. */
-static ErrorCode exchange(Comm *c, int peer, uint64_t turn, void *mine, void *theirs, size_t bytes,
+static ErrorCode exchange(Comm *c, int peer, uint64_t sequence, void *mine, void *theirs, size_t bytes,
                           const char *name, Error *err) {
     CommRequest receive, send;
-    TRY(start(c, OP_RECV, peer, turn, theirs, bytes, name, &receive, err));
-    TRY(start(c, OP_SEND, peer, turn, mine, bytes, name, &send, err));
+    TRY(start(c, OP_RECV, peer, sequence, theirs, bytes, name, &receive, err));
+    TRY(start(c, OP_SEND, peer, sequence, mine, bytes, name, &send, err));
     TRY(comm_wait(c, receive, err));
     return comm_wait(c, send, err);
 }
@@ -63,36 +63,36 @@ static char *scratch(Comm *c, size_t bytes) {
 
 /* ---- combining ----
  *
- * Recursive doubling over m places, where m is the largest power of two up to the number of ranks. In round k
- * the places p and p ^ 2^k exchange their records of two neighbouring runs of ranks, and both combine the
- * lower with the upper. The first 2 (n - m) ranks share places in pairs: the odd rank gives its record to the
+ * Recursive doubling over m vranks, where m is the largest power of two up to the number of ranks. In round k
+ * the vranks p and p ^ 2^k exchange their records of two neighbouring runs of ranks, and both combine the
+ * lower with the upper. The first 2 (n - m) ranks share vranks in pairs: the odd rank gives its record to the
  * even one before, and gets the result afterwards. So a record is always that of a run of ranks, and every
  * rank combines the same bytes in the same tree.
  *
  *   six ranks, m = 4    ranks    0 1   2 3   4   5
- *                       places    0     1    2   3
+ *                       vranks    0     1    2   3
  *   fold                1 -> 0, 3 -> 2
- *   k = 0               places 0 <-> 1, 2 <-> 3
- *   k = 1               places 0 <-> 2, 1 <-> 3
+ *   k = 0               vranks 0 <-> 1, 2 <-> 3
+ *   k = 1               vranks 0 <-> 2, 1 <-> 3
  *   hand back           0 -> 1, 2 -> 3 */
 
-static int places_of(int ranks) {
+static int vranks_of(int ranks) {
     int m = 1;
     while (2 * m <= ranks) m *= 2;
     return m;
 }
 
-/* The rank at place p. */
+/* The rank at vrank p. */
 static int rank_at(int p, int doubled) { return p < doubled ? 2 * p : p + doubled; }
 
-static ErrorCode double_up(Comm *c, int place, int places, int doubled, uint64_t turn, void *record,
+static ErrorCode double_up(Comm *c, int vrank, int vranks, int doubled, uint64_t sequence, void *record,
                            size_t bytes, void (*combine)(void *into, const void *from), const char *name,
                            Error *err) {
     char *theirs = scratch(c, 2 * bytes + 1), *sum = theirs + bytes;
-    for (int bit = 1; bit < places; bit *= 2) {
-        TRY(exchange(c, rank_at(place ^ bit, doubled), turn, record, theirs, bytes, name, err));
+    for (int bit = 1; bit < vranks; bit *= 2) {
+        TRY(exchange(c, rank_at(vrank ^ bit, doubled), sequence, record, theirs, bytes, name, err));
         /* `combine` need not commute: the lower run is on the left on both sides. */
-        bool lower = (place & bit) == 0;
+        bool lower = (vrank & bit) == 0;
         if (bytes == 0) continue;
         memcpy(sum, lower ? record : theirs, bytes);
         combine(sum, lower ? theirs : record);
@@ -104,19 +104,19 @@ static ErrorCode double_up(Comm *c, int place, int places, int doubled, uint64_t
 /* `record` becomes the same bytes on every rank. */
 static ErrorCode combine_all(Comm *c, void *record, size_t bytes,
                              void (*combine)(void *into, const void *from), const char *name, Error *err) {
-    int places = places_of(c->size), doubled = c->size - places, place = c->rank - doubled;
-    uint64_t turn = c->small_started++;
+    int vranks = vranks_of(c->size), doubled = c->size - vranks, vrank = c->rank - doubled;
+    uint64_t sequence = c->small_started++;
     if (c->rank < 2 * doubled) {
         if (c->rank % 2) {
-            TRY(pass(c, OP_SEND, c->rank - 1, turn, record, bytes, name, err));
-            return pass(c, OP_RECV, c->rank - 1, turn, record, bytes, name, err);
+            TRY(pass(c, OP_SEND, c->rank - 1, sequence, record, bytes, name, err));
+            return pass(c, OP_RECV, c->rank - 1, sequence, record, bytes, name, err);
         }
-        place = c->rank / 2;
-        TRY(pass(c, OP_RECV, c->rank + 1, turn, scratch(c, 2 * bytes + 1), bytes, name, err));
+        vrank = c->rank / 2;
+        TRY(pass(c, OP_RECV, c->rank + 1, sequence, scratch(c, 2 * bytes + 1), bytes, name, err));
         if (bytes) combine(record, c->small_scratch);
     }
-    TRY(double_up(c, place, places, doubled, turn, record, bytes, combine, name, err));
-    return c->rank < 2 * doubled ? pass(c, OP_SEND, c->rank + 1, turn, record, bytes, name, err) : OK;
+    TRY(double_up(c, vrank, vranks, doubled, sequence, record, bytes, combine, name, err));
+    return c->rank < 2 * doubled ? pass(c, OP_SEND, c->rank + 1, sequence, record, bytes, name, err) : OK;
 }
 
 ErrorCode comm_barrier(Comm *c, Error *err) {
@@ -137,30 +137,30 @@ void comm_add_double(void *into, const void *from) { *(double *)into += *(const 
  * descending. */
 ErrorCode comm_broadcast(Comm *c, void *data, size_t bytes, int root, Error *err) {
     if (!c->joined) return OK;
-    uint64_t turn = c->small_started++;
-    int place = (c->rank - root + c->size) % c->size, bit = 1;
-    while (bit < c->size && (place & bit) == 0) bit *= 2;
-    if (place)
-        TRY(pass(c, OP_RECV, (c->rank - bit + c->size) % c->size, turn, data, bytes, "a broadcast", err));
+    uint64_t sequence = c->small_started++;
+    int vrank = (c->rank - root + c->size) % c->size, bit = 1;
+    while (bit < c->size && (vrank & bit) == 0) bit *= 2;
+    if (vrank)
+        TRY(pass(c, OP_RECV, (c->rank - bit + c->size) % c->size, sequence, data, bytes, "a broadcast", err));
     for (bit /= 2; bit > 0; bit /= 2)
-        if (place + bit < c->size)
-            TRY(pass(c, OP_SEND, (c->rank + bit) % c->size, turn, data, bytes, "a broadcast", err));
+        if (vrank + bit < c->size)
+            TRY(pass(c, OP_SEND, (c->rank + bit) % c->size, sequence, data, bytes, "a broadcast", err));
     return OK;
 }
 
 /* Rank 0's side. First all lengths, for one allocation, then all pieces, in the order of ranks. */
-static ErrorCode collect(Comm *c, uint64_t turn, const void *mine, size_t bytes, char **all, size_t *lengths,
-                         Error *err) {
+static ErrorCode collect(Comm *c, uint64_t sequence, const void *mine, size_t bytes, char **all,
+                         size_t *lengths, Error *err) {
     static const char name[] = "gathering pieces";
     size_t total = bytes, at = bytes;
     lengths[0] = bytes;
     for (int p = 1; p < c->size; total += lengths[p++])
-        TRY(pass(c, OP_RECV, p, turn, &lengths[p], sizeof *lengths, name, err));
+        TRY(pass(c, OP_RECV, p, sequence, &lengths[p], sizeof *lengths, name, err));
     char *out = mem_alloc(total + 1);
     if (bytes) memcpy(out, mine, bytes);
     ErrorCode code = OK;
     for (int p = 1; p < c->size && code == OK; at += lengths[p++])
-        code = pass(c, OP_RECV, p, turn + 1, out + at, lengths[p], name, err);
+        code = pass(c, OP_RECV, p, sequence + 1, out + at, lengths[p], name, err);
     if (code == OK) {
         *all = out;
     } else {
@@ -177,11 +177,11 @@ ErrorCode comm_gather(Comm *c, const void *mine, size_t bytes, char **all, size_
         lengths[0] = bytes;
         return OK;
     }
-    uint64_t turn = c->small_started;
+    uint64_t sequence = c->small_started;
     c->small_started += 2;
-    if (c->rank == 0) return collect(c, turn, mine, bytes, all, lengths, err);
-    TRY(pass(c, OP_SEND, 0, turn, &bytes, sizeof bytes, "gathering pieces", err));
-    return pass(c, OP_SEND, 0, turn + 1, (void *)(uintptr_t)mine, bytes, "gathering pieces", err);
+    if (c->rank == 0) return collect(c, sequence, mine, bytes, all, lengths, err);
+    TRY(pass(c, OP_SEND, 0, sequence, &bytes, sizeof bytes, "gathering pieces", err));
+    return pass(c, OP_SEND, 0, sequence + 1, (void *)(uintptr_t)mine, bytes, "gathering pieces", err);
 }
 
 /* ---- agreement ---- */

@@ -17,7 +17,7 @@ static StagingSlot *free_slot(Comm *c) {
         if (!c->slots[i].busy) return &c->slots[i];
     c->slots = mem_grow(c->slots, (size_t)(c->slot_count + 1) * sizeof *c->slots);
     StagingSlot *slot = &c->slots[c->slot_count++];
-    *slot = (StagingSlot){.memory = c->device->runtime.host_take(c->device, PIECE_MAX)};
+    *slot = (StagingSlot){.memory = c->device->runtime.host_take(c->device, MESSAGE_PART_MAX)};
     return slot;
 }
 
@@ -27,7 +27,7 @@ static void finish(Device *d, DeviceStream before) {
 }
 
 void *staging_begin(Comm *c, const Transfer *t, void *tensor) {
-    CHECK(t->bytes <= PIECE_MAX);
+    CHECK(t->bytes <= MESSAGE_PART_MAX);
     StagingSlot *slot = free_slot(c);
     *slot = (StagingSlot){.memory = slot->memory, .tensor = tensor, .busy = true};
     if (t->receives) return slot->memory;

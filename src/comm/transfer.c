@@ -77,8 +77,8 @@ CommRequest op_request(const Comm *c, const Op *op) {
 }
 
 bool op_ended(const Comm *c, CommRequest request) {
-    uint32_t place = (uint32_t)request;
-    return place == 0 || c->ops[place - 1].generation != (uint32_t)(request >> 32);
+    uint32_t item_address = (uint32_t)request;
+    return item_address == 0 || c->ops[item_address - 1].generation != (uint32_t)(request >> 32);
 }
 
 void op_describe(const Comm *c, const Op *op, char *out, size_t size) {
@@ -106,7 +106,7 @@ void op_describe(const Comm *c, const Op *op, char *out, size_t size) {
 /* ---- posts ---- */
 
 /* Takes freed entries first, which are in the cache; then the next that was never used. */
-static int take_place(Comm *c) {
+static int take_transfer(Comm *c) {
     int event = c->free_transfer;
     if (event < 0) {
         CHECK(c->fresh_transfers < COMM_EVENTS);
@@ -116,7 +116,7 @@ static int take_place(Comm *c) {
     return event;
 }
 
-static void give_place(Comm *c, int event) {
+static void give_transfer(Comm *c, int event) {
     c->transfers[event].next = c->free_transfer;
     c->free_transfer = event;
 }
@@ -141,7 +141,7 @@ static bool is_tensor(const Comm *c, const Transfer *t) {
 
 /* If the transport refuses a post, its entry is freed; the failure is kept, and ends all operations. */
 int transfer_post(Comm *c, Transfer t, int channel, int64_t tag, void *data) {
-    int event = take_place(c);
+    int event = take_transfer(c);
     TransportPost post = {.channel = channel, .peer = t.peer, .tag = tag, .bytes = t.bytes, .event = event};
     if (staging_needed(c) && is_tensor(c, &t)) t.staged = data = staging_begin(c, &t, data);
     c->transfers[event] = t;
@@ -150,7 +150,7 @@ int transfer_post(Comm *c, Transfer t, int channel, int64_t tag, void *data) {
     if (error == TRANSPORT_OK) return event;
     fail_transfer(c, &t, error);
     if (t.staged) staging_end(c, &t, false);
-    give_place(c, event);
+    give_transfer(c, event);
     return -1;
 }
 
@@ -211,10 +211,10 @@ int64_t block_first(const CommRange *ranges, int run, int own, int k) {
         const CommRange *range = &ranges[(own + i) % run];
         if (range->count >= ranges[own].count && left-- == 0) return range->first;
     }
-    return comm_whole(ranges, run) + left * ranges[own].count;
+    return comm_ranges_count(ranges, run) + left * ranges[own].count;
 }
 
-static char *block_place(const Op *op, int k) {
+static char *block_address(const Op *op, int k) {
     return op->sums + (size_t)block_first(op->shards, op->run, op->own, k) * op->width;
 }
 
@@ -277,7 +277,7 @@ static char *arrival(const Op *op, int64_t b, int from, int block) {
 
 /* Memory that an item is read from or written to. Addends of a range go to its owner; its sum goes from its
  * owner to all. */
-static char *place(const Op *op, StreamId id, Item at) {
+static char *item_address(const Op *op, StreamId id, Item at) {
     size_t offset = (size_t)at.bucket * op->bucket, theirs = range_start(op, at.peer),
            own = range_start(op, op->group->rank);
     char *source = (char *)(uintptr_t)op->source; /* what is sent is only read */
@@ -285,7 +285,7 @@ static char *place(const Op *op, StreamId id, Item at) {
         return (id == GATHER_SEND ? source : op->target) + (size_t)exchanged(op, id, at)->first * op->width +
                offset;
     switch (id) {
-    case REDUCE_SEND: return (is_outer(op) ? block_place(op, at.block) : source) + theirs + offset;
+    case REDUCE_SEND: return (is_outer(op) ? block_address(op, at.block) : source) + theirs + offset;
     case REDUCE_RECV: return arrival(op, at.bucket, at.peer, at.block);
     case GATHER_SEND: return source + (op->kind == OP_ALL_TO_ALL ? theirs : own) + offset;
     case GATHER_RECV: return op->target + theirs + offset;
@@ -301,12 +301,12 @@ static size_t item_bytes(const Op *op, StreamId id, Item at) {
     return bucket_bytes(op, own ? op->group->rank : at.peer, at.bucket);
 }
 
-Piece transfer_piece(const Op *op, StreamId id, int64_t item) {
+StreamItem transfer_item(const Op *op, StreamId id, int64_t item) {
     Item at = item_of(op, id, item);
-    return (Piece){.peer = at.peer,
-                   .receives = id == REDUCE_RECV || id == GATHER_RECV,
-                   .data = place(op, id, at),
-                   .bytes = item_bytes(op, id, at)};
+    return (StreamItem){.peer = at.peer,
+                        .receives = id == REDUCE_RECV || id == GATHER_RECV,
+                        .data = item_address(op, id, at),
+                        .bytes = item_bytes(op, id, at)};
 }
 
 /* Posts item t.item of stream t.stream. */
@@ -315,7 +315,7 @@ static void post(Comm *c, Transfer t, char *data) {
     /* Reducing and gathering have different tags: in an all-reduce both go between the same ranks at the same
      * time. */
     uint64_t phase = t.stream <= REDUCE_RECV ? 0 : 1,
-             tag = (2 * t.op->turn + phase) % (uint64_t)c->transport->tags;
+             tag = (2 * t.op->sequence + phase) % (uint64_t)c->transport->tags;
     if (!t.receives) {
         c->traffic[t.op->asked].bytes += (int64_t)t.bytes;
         c->traffic[t.op->asked].messages++;
@@ -327,7 +327,7 @@ static void post(Comm *c, Transfer t, char *data) {
 static void post_next(Comm *c, Op *op, StreamId id) {
     Stream *s = &op->streams[id];
     int64_t item = s->next++;
-    Piece p = transfer_piece(op, id, item);
+    StreamItem p = transfer_item(op, id, item);
     Transfer t = {
         .op = op, .stream = id, .item = item, .peer = p.peer, .bytes = p.bytes, .receives = p.receives};
     if (p.bytes == 0) {
@@ -393,7 +393,7 @@ static void add_blocks(Comm *c, Op *op, Device *device, int64_t b, size_t bytes)
             int rank = blocks[k].first - op->first + p;
             c->addends[p] = rank == g->rank ? own : arrival(op, b, rank, 0);
         }
-        sum(c, op, device, blocks[k].size, block_place(op, k) + offset, bytes);
+        sum(c, op, device, blocks[k].size, block_address(op, k) + offset, bytes);
     }
 }
 
@@ -413,7 +413,7 @@ static char *next_leaf(Fold *f) {
     size_t own = range_start(op, g->rank) + (size_t)f->bucket * op->bucket;
     int rank = f->rank, block = f->block++;
     if (f->block == blocks_of(op, rank)) f->rank++, f->block = 0;
-    return rank == g->rank ? block_place(op, block) + own : arrival(op, f->bucket, rank, block);
+    return rank == g->rank ? block_address(op, block) + own : arrival(op, f->bucket, rank, block);
 }
 
 /* The sum of a block of the tree; out NULL: it may stay where its first leaf is. A block inside one run was
@@ -494,11 +494,11 @@ static bool held_back(const Group *g, const Op *op) {
 static bool advance_group(Comm *c, Group *g, Device *device) {
     bool moved = false;
     int active = 0;
-    for (Op **at = &g->queue; *at && active < COMM_TURNS && c->failure.code == OK;) {
+    for (Op **at = &g->queue; *at && active < COMM_ACTIVE && c->failure.code == OK;) {
         Op *op = *at;
-        bool wired = op->event != 0;
-        if (!wired && !held_back(g, op)) moved |= advance(c, op, device);
-        if (wired ? communicators_reached(c, op) : collective_ended(op)) {
+        bool on_communicators = op->event != 0;
+        if (!on_communicators && !held_back(g, op)) moved |= advance(c, op, device);
+        if (on_communicators ? communicators_reached(c, op) : collective_ended(op)) {
             *at = op->next;
             op_end(c, op);
             moved = true;
@@ -513,18 +513,18 @@ static bool advance_group(Comm *c, Group *g, Device *device) {
 /* ---- messages ---- */
 
 /* Posts piece `item` of a message; 0 is the header. */
-static void post_piece(Comm *c, Op *op, int64_t item) {
-    size_t at = item == 0 ? 0 : (size_t)(item - 1) * PIECE_MAX, left = op->bytes - at;
+static void post_message_part(Comm *c, Op *op, int64_t item) {
+    size_t at = item == 0 ? 0 : (size_t)(item - 1) * MESSAGE_PART_MAX, left = op->bytes - at;
     Transfer t = {
         .op = op, .stream = STREAMS, .item = item, .peer = op->peer, .receives = op->kind == OP_RECV};
-    t.bytes = item == 0 ? sizeof op->header : left < PIECE_MAX ? left : PIECE_MAX;
+    t.bytes = item == 0 ? sizeof op->header : left < MESSAGE_PART_MAX ? left : MESSAGE_PART_MAX;
     transfer_post(c, t, op->channel, (int64_t)(op->key % (uint64_t)c->transport->tags),
                   item == 0 ? (char *)op->header : op->data + at);
 }
 
 static void advance_message(Comm *c, Op *op) {
-    while (window_open(&op->pieces, MESSAGE_WINDOW) && c->failure.code == OK)
-        post_piece(c, op, op->pieces.next++);
+    while (window_open(&op->message, MESSAGE_WINDOW) && c->failure.code == OK)
+        post_message_part(c, op, op->message.next++);
 }
 
 Op *message_begin(Comm *c, OpKind kind, int channel, int peer, uint64_t key, void *data, size_t bytes) {
@@ -535,7 +535,7 @@ Op *message_begin(Comm *c, OpKind kind, int channel, int peer, uint64_t key, voi
     op->key = op->header[0] = key;
     op->bytes = op->header[1] = bytes;
     op->data = data;
-    op->pieces.items = 1 + (int64_t)((bytes + PIECE_MAX - 1) / PIECE_MAX);
+    op->message.items = 1 + (int64_t)((bytes + MESSAGE_PART_MAX - 1) / MESSAGE_PART_MAX);
     c->transport->kind->begin(c->transport);
     advance_message(c, op);
     c->transport->kind->end(c->transport);
@@ -555,15 +555,15 @@ void transfer_check_header(Comm *c, const Op *op) {
     }
 }
 
-static void piece_ended(Comm *c, Op *op, int64_t item) {
+static void message_part_ended(Comm *c, Op *op, int64_t item) {
     if (op->p2p_channel) {
         communicators_item_ended(c, op, item);
         return;
     }
     if (op->kind == OP_RECV && item == 0) transfer_check_header(c, op);
-    transfer_item_done(&op->pieces, item);
+    transfer_item_done(&op->message, item);
     advance_message(c, op);
-    if (op->pieces.first == op->pieces.items) op_end(c, op);
+    if (op->message.first == op->message.items) op_end(c, op);
 }
 
 /* ---- what has ended ---- */
@@ -581,7 +581,7 @@ static void check_length(Comm *c, const Transfer *t, size_t came) {
  * handling it may post the next. */
 static void take_end(Comm *c, const TransportEnd *end) {
     Transfer t = c->transfers[end->event];
-    give_place(c, end->event);
+    give_transfer(c, end->event);
     if (t.staged) staging_end(c, &t, t.receives && end->error == TRANSPORT_OK && end->bytes == t.bytes);
     if (end->error != TRANSPORT_OK) {
         if (t.op) fail_transfer(c, &t, end->error);
@@ -591,7 +591,7 @@ static void take_end(Comm *c, const TransportEnd *end) {
     if (!t.op) {
         if (t.receives) control_arrived(c);
     } else if (t.op->kind == OP_SEND || t.op->kind == OP_RECV) {
-        piece_ended(c, t.op, t.item);
+        message_part_ended(c, t.op, t.item);
     } else {
         transfer_item_done(&t.op->streams[t.stream], t.item);
     }
@@ -625,7 +625,7 @@ bool transfer_progress(Comm *c, Device *device) {
     if (c->failure.code != OK || !c->joined) return false;
     c->transport->kind->begin(c->transport);
     bool moved = take_ends(c);
-    if (atomic_load(&c->wired)) moved |= communicators_progress(c);
+    if (atomic_load(&c->communicator_device)) moved |= communicators_progress(c);
     for (int set = 1; set < MESH_SETS; set++)
         if (c->groups[set].queue) moved |= advance_group(c, &c->groups[set], device);
     c->transport->kind->end(c->transport);

@@ -42,7 +42,7 @@ typedef struct TransportKind {
     const char *name;
     /* Collective: all ranks call it equally often and in the same order. Ranks of one colour share a channel,
      * each with the rank `place`, 0 .. size-1. */
-    int (*join)(CommTransport *transport, int colour, int place, int size, int *channel);
+    int (*join)(CommTransport *transport, int colour, int key, int size, int *channel);
     int (*send)(CommTransport *transport, const TransportPost *post, const void *data);
     int (*receive)(CommTransport *transport, const TransportPost *post, void *data);
     void (*begin)(CommTransport *transport);

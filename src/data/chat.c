@@ -70,13 +70,13 @@ static ErrorCode read_from_config(const ChatOptions *o, Text *out, char **where,
             "tokenizer_config.json is beside this tokenizer; name a file with data.chat_template "
             "(generate: --template)",
             o->tokenizer);
-    *where = tokenizer_beside(o->tokenizer, "tokenizer_config.json: chat_template");
+    *where = tokenizer_sibling(o->tokenizer, "tokenizer_config.json: chat_template");
     return OK;
 }
 
 ErrorCode chat_read_template(const ChatOptions *o, Text *out, char **where, Error *err) {
     char *path = o->template && o->template[0] ? mem_strdup(o->template)
-                                               : tokenizer_beside(o->tokenizer, "chat_template.jinja");
+                                               : tokenizer_sibling(o->tokenizer, "chat_template.jinja");
     bool given = o->template && o->template[0];
     *where = NULL;
     if (!given && (!path || !file_exists(path))) {
@@ -582,24 +582,24 @@ static bool is_blank(const Tokenizer *t, int32_t id) {
 }
 
 /* End of the trained ids of an assistant turn: without white space after the end-of-turn token. */
-static size_t learned_end(const Tokenizer *t, const int32_t *ids, size_t from, size_t to) {
+static size_t trained_end(const Tokenizer *t, const int32_t *ids, size_t from, size_t to) {
     size_t end = to;
     while (end > from && !tokenizer_is_special(t, ids[end - 1]) && is_blank(t, ids[end - 1])) end--;
     return end > from && tokenizer_is_special(t, ids[end - 1]) ? end : to;
 }
 
 /* Encodes text[from, to) of the document whose ids begin at index `first`. */
-static ErrorCode put_run(Sink *s, const Text *text, TemplateSpan run, size_t first, bool learned) {
+static ErrorCode put_run(Sink *s, const Text *text, TemplateSpan run, size_t first, bool trained) {
     const Tokenizer *t = s->chat->tokenizer;
     int32_t vocabulary = tokenizer_vocab_size(t);
     size_t from = s->ids->count;
     int32_t before = from > first ? s->ids->ids[from - 1] % vocabulary : -1;
     if (run.end > run.begin)
         TRY(tokenizer_encode_chat(t, text->data + run.begin, run.end - run.begin, before, s->ids, s->err));
-    if (!learned || !s->ends) return OK;
+    if (!trained || !s->ends) return OK;
     size_t end = s->chat->loss_on == LOSS_ON_ALL || template_marks_assistant(s->chat->template)
                      ? s->ids->count
-                     : learned_end(t, s->ids->ids, from, s->ids->count);
+                     : trained_end(t, s->ids->ids, from, s->ids->count);
     for (size_t i = from; i < end; i++) s->ids->ids[i] += vocabulary;
     return OK;
 }
@@ -635,27 +635,27 @@ static ErrorCode read_turns(Sink *s, Conversation *v, cJSON *root, const char *k
 }
 
 /* "file:line" */
-enum { PLACE = 440 };
+enum { LOCATION = 440 };
 
-static const char *place_of(const char *where, uint64_t line, char out[PLACE]) {
+static const char *location_of(const char *where, uint64_t line, char out[LOCATION]) {
     char path[400];
     error_escape(path, sizeof path, where, strlen(where));
-    snprintf(out, PLACE, "%s:%llu", path, (unsigned long long)line);
+    snprintf(out, LOCATION, "%s:%llu", path, (unsigned long long)line);
     return out;
 }
 
 ErrorCode chat_parse_line(const char *where, uint64_t line, char *data, size_t length, cJSON **parsed,
                           Error *err) {
-    char place[PLACE];
-    return json_parse_literals_in(place_of(where, line, place), data, length, parsed, err);
+    char location[LOCATION];
+    return json_parse_literals_in(location_of(where, line, location), data, length, parsed, err);
 }
 
 /* The last document, usually the only one, is encoded after everything else of the line has been freed. */
 ErrorCode chat_encode_parsed(const Chat *c, const char *where, uint64_t line, cJSON *parsed, const char *key,
                              TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err) {
-    char place[PLACE];
+    char location[LOCATION];
     Sink s = {.chat = c, .ids = ids, .ends = ends, .err = err};
-    Conversation v = {.where = place_of(where, line, place)};
+    Conversation v = {.where = location_of(where, line, location)};
     Turns t = {0};
     ErrorCode code = read_turns(&s, &v, parsed, key && key[0] ? key : "messages", &t);
     cJSON_Delete(v.messages);
@@ -668,9 +668,9 @@ ErrorCode chat_encode_parsed(const Chat *c, const char *where, uint64_t line, cJ
 
 ErrorCode chat_encode_line(const Chat *c, const char *where, uint64_t line, const char *data, size_t length,
                            const char *key, TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err) {
-    char place[PLACE];
+    char location[LOCATION];
     cJSON *parsed;
-    TRY(json_parse_literals(place_of(where, line, place), data, length, &parsed, err));
+    TRY(json_parse_literals(location_of(where, line, location), data, length, &parsed, err));
     return chat_encode_parsed(c, where, line, parsed, key, ids, ends, bytes, err);
 }
 

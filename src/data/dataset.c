@@ -827,9 +827,9 @@ Sample dataset_locate(const Dataset *d, uint64_t k) { return sampler_at(d->sampl
 
 static void describe_packing(const Dataset *d, const Packing *p, Text *out) {
     char rows[32];
-    double places = (double)p->rows * (double)d->context;
+    double positions = (double)p->rows * (double)d->context;
     text_printf(out, ", packed into %s row%s, %.1f%% full", text_count((int64_t)p->rows, rows),
-                p->rows == 1 ? "" : "s", places > 0 ? 100.0 * (double)p->places / places : 0);
+                p->rows == 1 ? "" : "s", positions > 0 ? 100.0 * (double)p->positions / positions : 0);
 }
 
 /* Bytes per token over the whole cache: it shows a tokenizer that does not fit the text. */

@@ -22,58 +22,58 @@
 #define NONE UINT64_MAX
 enum { LEVELS = 6, WORD = 64 }; /* contexts below 2^36 */
 
-typedef struct Rooms {
+typedef struct Bins {
     uint64_t *level[LEVELS];
     uint64_t *open; /* [context + 1] */
     uint64_t *next; /* [rows] */
-} Rooms;
+} Bins;
 
-static void rooms_open(Rooms *r, size_t rooms, size_t rows) {
-    size_t bits = rooms;
+static void bins_open(Bins *r, size_t spaces, size_t rows) {
+    size_t bits = spaces;
     for (int l = 0; l < LEVELS; l++) {
         bits = (bits + WORD - 1) / WORD;
         r->level[l] = mem_alloc_array(bits, sizeof(uint64_t));
     }
-    r->open = mem_alloc_array(rooms, sizeof *r->open);
-    for (size_t i = 0; i < rooms; i++) r->open[i] = NONE;
+    r->open = mem_alloc_array(spaces, sizeof *r->open);
+    for (size_t i = 0; i < spaces; i++) r->open[i] = NONE;
     r->next = mem_alloc_array(rows + 1, sizeof *r->next);
 }
 
-static void rooms_free(Rooms *r) {
+static void bins_free(Bins *r) {
     for (int l = 0; l < LEVELS; l++) free(r->level[l]);
     free(r->open);
     free(r->next);
 }
 
-static void rooms_put(Rooms *r, uint64_t room, uint64_t row) {
-    r->next[row] = r->open[room];
-    r->open[room] = row;
-    for (int l = 0; l < LEVELS; l++, room /= WORD) r->level[l][room / WORD] |= UINT64_C(1) << room % WORD;
+static void bins_put(Bins *r, uint64_t space, uint64_t row) {
+    r->next[row] = r->open[space];
+    r->open[space] = row;
+    for (int l = 0; l < LEVELS; l++, space /= WORD) r->level[l][space / WORD] |= UINT64_C(1) << space % WORD;
 }
 
-static uint64_t rooms_take(Rooms *r, uint64_t room) {
-    uint64_t row = r->open[room];
-    r->open[room] = r->next[row];
-    if (r->open[room] != NONE) return row;
-    for (int l = 0; l < LEVELS; l++, room /= WORD) {
-        r->level[l][room / WORD] &= ~(UINT64_C(1) << room % WORD);
-        if (r->level[l][room / WORD]) break;
+static uint64_t bins_take(Bins *r, uint64_t space) {
+    uint64_t row = r->open[space];
+    r->open[space] = r->next[row];
+    if (r->open[space] != NONE) return row;
+    for (int l = 0; l < LEVELS; l++, space /= WORD) {
+        r->level[l][space / WORD] &= ~(UINT64_C(1) << space % WORD);
+        if (r->level[l][space / WORD]) break;
     }
     return row;
 }
 
 /* The least existing room that is at least `room`; NONE if there is none. Goes up until a word has a bit at
  * or after the position, then down along the lowest bits. */
-static uint64_t rooms_find(const Rooms *r, uint64_t room, uint64_t rooms) {
-    for (int l = 0; l < LEVELS && room < rooms; l++) {
-        uint64_t word = r->level[l][room / WORD] & (~UINT64_C(0) << room % WORD);
+static uint64_t bins_find(const Bins *r, uint64_t space, uint64_t spaces) {
+    for (int l = 0; l < LEVELS && space < spaces; l++) {
+        uint64_t word = r->level[l][space / WORD] & (~UINT64_C(0) << space % WORD);
         if (word) {
-            room = room / WORD * WORD + (uint64_t)__builtin_ctzll(word);
-            while (l-- > 0) room = room * WORD + (uint64_t)__builtin_ctzll(r->level[l][room]);
-            return room;
+            space = space / WORD * WORD + (uint64_t)__builtin_ctzll(word);
+            while (l-- > 0) space = space * WORD + (uint64_t)__builtin_ctzll(r->level[l][space]);
+            return space;
         }
-        room = room / WORD + 1;
-        rooms = (rooms + WORD - 1) / WORD;
+        space = space / WORD + 1;
+        spaces = (spaces + WORD - 1) / WORD;
     }
     return NONE;
 }
@@ -86,8 +86,8 @@ typedef struct Documents {
 } Documents;
 
 /* Whether any of the tokens is trained on. */
-static ErrorCode learns(const TokenStream *s, uint64_t begin, uint64_t count, int32_t vocabulary, bool *out,
-                        Error *err) {
+static ErrorCode has_targets(const TokenStream *s, uint64_t begin, uint64_t count, int32_t vocabulary,
+                             bool *out, Error *err) {
     int32_t ids[512], starts[512];
     *out = false;
     for (uint64_t done = 0; done < count && !*out; done += 512) {
@@ -102,11 +102,11 @@ static ErrorCode learns(const TokenStream *s, uint64_t begin, uint64_t count, in
 static ErrorCode add_document(Packing *p, Documents *d, const TokenStream *s, uint64_t begin, uint64_t tokens,
                               int64_t context, int32_t vocabulary, Error *err) {
     bool keep = tokens > 1;
-    uint64_t places = tokens - 1;
-    if (places > (uint64_t)context) {
-        places = (uint64_t)context;
-        TRY(learns(s, begin + 1, places, vocabulary, &keep, err));
-        if (keep) p->cut++, p->cut_tokens += tokens - 1 - places;
+    uint64_t positions = tokens - 1;
+    if (positions > (uint64_t)context) {
+        positions = (uint64_t)context;
+        TRY(has_targets(s, begin + 1, positions, vocabulary, &keep, err));
+        if (keep) p->cut++, p->cut_tokens += tokens - 1 - positions;
     }
     if (!keep) {
         p->dropped++;
@@ -116,8 +116,8 @@ static ErrorCode add_document(Packing *p, Documents *d, const TokenStream *s, ui
         d->capacity = 2 * d->capacity + 256;
         d->items = mem_grow(d->items, (size_t)d->capacity * sizeof *d->items);
     }
-    d->items[d->count++] = (PackedDocument){begin, (uint32_t)places};
-    p->places += places;
+    d->items[d->count++] = (PackedDocument){begin, (uint32_t)positions};
+    p->positions += positions;
     return OK;
 }
 
@@ -140,26 +140,27 @@ static ErrorCode list_documents(Packing *p, Documents *d, const TokenStream *s, 
 static uint64_t *by_length(const Documents *d, int64_t context) {
     uint64_t *order = mem_alloc_array((size_t)d->count + 1, sizeof *order),
              *from = mem_alloc_array((size_t)context + 2, sizeof *from);
-    for (uint64_t i = 0; i < d->count; i++) from[(uint64_t)context - d->items[i].places + 1]++;
+    for (uint64_t i = 0; i < d->count; i++) from[(uint64_t)context - d->items[i].positions + 1]++;
     for (int64_t l = 0; l <= context; l++) from[l + 1] += from[l];
-    for (uint64_t i = 0; i < d->count; i++) order[from[(uint64_t)context - d->items[i].places]++] = i;
+    for (uint64_t i = 0; i < d->count; i++) order[from[(uint64_t)context - d->items[i].positions]++] = i;
     free(from);
     return order;
 }
 
 /* Fills row_of[document]; sets p->rows. */
 static void put_documents(Packing *p, const Documents *d, int64_t context, uint64_t *row_of) {
-    Rooms r;
+    Bins r;
     uint64_t *order = by_length(d, context);
-    rooms_open(&r, (size_t)context + 1, (size_t)d->count);
+    bins_open(&r, (size_t)context + 1, (size_t)d->count);
     for (uint64_t i = 0; i < d->count; i++) {
-        uint64_t places = d->items[order[i]].places, room = rooms_find(&r, places, (uint64_t)context + 1),
-                 row = room == NONE ? p->rows++ : rooms_take(&r, room);
-        if (room == NONE) room = (uint64_t)context;
+        uint64_t positions = d->items[order[i]].positions,
+                 space = bins_find(&r, positions, (uint64_t)context + 1),
+                 row = space == NONE ? p->rows++ : bins_take(&r, space);
+        if (space == NONE) space = (uint64_t)context;
         row_of[order[i]] = row;
-        if (room > places) rooms_put(&r, room - places, row);
+        if (space > positions) bins_put(&r, space - positions, row);
     }
-    rooms_free(&r);
+    bins_free(&r);
     free(order);
 }
 
@@ -196,22 +197,23 @@ void packing_free(Packing *p) {
 /* ---- samples ---- */
 
 /* A run of positions that starts at 0 and attends to itself only. */
-static void begin_run(const SampleRow *row, int64_t at, int64_t places) {
-    for (int64_t t = 0; t < places; t++) {
+static void begin_run(const SampleRow *row, int64_t at, int64_t positions) {
+    for (int64_t t = 0; t < positions; t++) {
         row->positions[at + t] = (int32_t)t;
         row->first_key[at + t] = row->base + (int32_t)at;
     }
 }
 
 /* Converts the ids in row->inputs to inputs and targets; `next` is the id after them. */
-static int64_t split_ids(const SampleRow *row, int64_t at, int64_t places, int32_t next, int32_t vocabulary) {
+static int64_t split_ids(const SampleRow *row, int64_t at, int64_t positions, int32_t next,
+                         int32_t vocabulary) {
     int64_t valid = 0;
-    for (int64_t t = at; t < at + places; t++) {
-        int32_t target = t + 1 < at + places ? row->inputs[t + 1] : next;
+    for (int64_t t = at; t < at + positions; t++) {
+        int32_t target = t + 1 < at + positions ? row->inputs[t + 1] : next;
         row->targets[t] = target >= vocabulary ? target - vocabulary : -1;
         valid += target >= vocabulary;
     }
-    for (int64_t t = at; t < at + places; t++) row->inputs[t] %= vocabulary;
+    for (int64_t t = at; t < at + positions; t++) row->inputs[t] %= vocabulary;
     return valid;
 }
 
@@ -222,13 +224,14 @@ ErrorCode packing_row(const Packing *p, const TokenStream *s, int64_t context, i
         return error_set(err, ERR_INTERNAL, "row %llu asked of a packing of %llu", (unsigned long long)row,
                          (unsigned long long)p->rows);
     for (uint64_t i = p->first[row]; i < p->first[row + 1]; i++) {
-        int64_t places = p->document[i].places;
+        int64_t positions = p->document[i].positions;
         int32_t next, starts;
-        TRY(stream_read(s, p->document[i].begin, (uint64_t)places, out->inputs + at, out->targets + at, err));
-        TRY(stream_read(s, p->document[i].begin + (uint64_t)places, 1, &next, &starts, err));
-        *valid += split_ids(out, at, places, next, vocabulary);
-        begin_run(out, at, places);
-        at += places;
+        TRY(stream_read(s, p->document[i].begin, (uint64_t)positions, out->inputs + at, out->targets + at,
+                        err));
+        TRY(stream_read(s, p->document[i].begin + (uint64_t)positions, 1, &next, &starts, err));
+        *valid += split_ids(out, at, positions, next, vocabulary);
+        begin_run(out, at, positions);
+        at += positions;
     }
     begin_run(out, at, context - at);
     for (int64_t t = at; t < context; t++) out->inputs[t] = 0, out->targets[t] = -1;

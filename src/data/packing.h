@@ -13,15 +13,15 @@
 #include "data/stream.h"
 
 typedef struct PackedDocument {
-    uint64_t begin;  /* in the stream */
-    uint32_t places; /* positions in the row; one more token is a target only */
+    uint64_t begin;     /* in the stream */
+    uint32_t positions; /* positions in the row; one more token is a target only */
 } PackedDocument;
 
 typedef struct Packing {
     uint64_t rows, documents;
     uint64_t *first;          /* [rows + 1] documents before each row */
     PackedDocument *document; /* [documents] row after row */
-    uint64_t places;          /* filled positions of all rows */
+    uint64_t positions;       /* filled positions of all rows */
     uint64_t cut, cut_tokens; /* truncated documents, and the tokens they lost */
     uint64_t dropped;         /* dropped documents */
 } Packing;

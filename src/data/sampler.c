@@ -90,7 +90,7 @@ static uint32_t choose_cycle(const double *shares, size_t count, uint32_t *slots
  * proportionate fairness (Baruah, Cohen, Plaxton and Varvel, 1996): use u of a group with w of c slots falls
  * between floor(u c / w) and ceil((u + 1) c / w). On one row of slots, earliest deadline first always meets
  * them, so every slot gets a group. */
-static void deal(Sampler *s) {
+static void assign_slots(Sampler *s) {
     size_t n = s->group_count;
     uint64_t cycle = s->cycle, *used = mem_alloc_array(n, sizeof *used);
     for (uint64_t k = 0; k < cycle; k++) {
@@ -120,7 +120,7 @@ static void mix(Sampler *s, const double *shares) {
     free(slots);
     s->slot_group = mem_alloc_array(s->cycle, sizeof *s->slot_group);
     s->slot_rank = mem_alloc_array(s->cycle, sizeof *s->slot_rank);
-    deal(s);
+    assign_slots(s);
 }
 
 /* The sum of windows must stay below 2^63, so that positions also fit signed integers. */

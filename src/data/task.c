@@ -23,7 +23,7 @@
 typedef struct Examples {
     int64_t shots;
     bool own; /* they are the task's own documents, and none is its own example */
-    size_t count, room;
+    size_t count, capacity;
     Text *items;
 } Examples;
 
@@ -42,11 +42,11 @@ typedef struct Maker {
 /* ---- growing ---- */
 
 /* Makes space for one more item, by doubling. */
-static void *grow(void *items, size_t count, size_t *room, size_t each) {
+static void *grow(void *items, size_t count, size_t *capacity, size_t each) {
     size_t bytes;
-    if (count < *room) return items;
-    *room = *room ? 2 * *room : 64;
-    CHECK(size_multiply(*room, each, &bytes));
+    if (count < *capacity) return items;
+    *capacity = *capacity ? 2 * *capacity : 64;
+    CHECK(size_multiply(*capacity, each, &bytes));
     return mem_grow(items, bytes);
 }
 
@@ -155,7 +155,7 @@ static ErrorCode add_text(Maker *m, const char *where, const Text *text, size_t 
 
 static void add_example(Maker *m, const TaskQuestion *q) {
     Examples *e = &m->examples;
-    e->items = grow(e->items, e->count, &e->room, sizeof *e->items);
+    e->items = grow(e->items, e->count, &e->capacity, sizeof *e->items);
     e->items[e->count] = (Text){0};
     task_example(m->task->format, q, &e->items[e->count++]);
 }

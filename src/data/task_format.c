@@ -283,13 +283,13 @@ static ErrorCode take_choices(const TaskFormat *f, const char *where, const cJSO
 }
 
 /* Index of an answer among the labels. Leading spaces are ignored, for OpenBookQA. */
-static int place_of(const cJSON *labels, const char *answer) {
+static int index_of(const cJSON *labels, const char *answer) {
     const cJSON *item;
-    int place = 0;
+    int index = 0;
     answer += task_leading_space(answer, strlen(answer));
     cJSON_ArrayForEach(item, labels) {
-        if (cJSON_IsString(item) && strcmp(item->valuestring, answer) == 0) return place;
-        place++;
+        if (cJSON_IsString(item) && strcmp(item->valuestring, answer) == 0) return index;
+        index++;
     }
     return -1;
 }
@@ -316,7 +316,7 @@ static ErrorCode take_gold(const TaskFormat *f, const char *where, const cJSON *
         q->gold = number_of(value) - f->base;
     else
         q->gold = cJSON_IsString(value)
-                      ? place_of(find(document, f->labels, strlen(f->labels)), value->valuestring)
+                      ? index_of(find(document, f->labels, strlen(f->labels)), value->valuestring)
                       : -1;
     if (q->gold >= 0 && q->gold < q->count) return OK;
     return error_set(err, ERR_DATA,

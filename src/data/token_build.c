@@ -514,8 +514,8 @@ static ErrorCode count_lines(Builder *s, const Job *job, Error *err) {
     figures->bad_lines += job->bad_lines;
     s->bad_lines += job->bad_lines;
     if (s->bad.length < MOST_LISTED_BYTES) text_add(&s->bad, job->bad.data, job->bad.length);
-    bool share = s->b->bad_limit > 0 && s->b->bad_limit < 1;
-    if (job->bad_lines == 0 || share || (double)s->bad_lines <= s->b->bad_limit) return OK;
+    bool is_fraction = s->b->bad_limit > 0 && s->b->bad_limit < 1;
+    if (job->bad_lines == 0 || is_fraction || (double)s->bad_lines <= s->b->bad_limit) return OK;
     return error_set(err, ERR_DATA,
                      "%s; %" PRIu64 " lines so far are broken, more than data.bad_lines_limit (%g) allows",
                      job->error.message, s->bad_lines, s->b->bad_limit);

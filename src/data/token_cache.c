@@ -350,7 +350,7 @@ static uint64_t first_end(const TokenShard *p, uint64_t token) {
 }
 
 /* The shard that holds the token; one of the last shards if there is none. */
-static size_t part_of(const TokenCache *c, uint64_t token) {
+static size_t shard_of(const TokenCache *c, uint64_t token) {
     size_t low = 0, high = c->count;
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
@@ -371,7 +371,7 @@ static size_t shard_before(const TokenCache *c, size_t at) {
 
 /* The first document end at or after the token; the end of the cache if there is none. */
 uint64_t token_cache_document_end(const TokenCache *c, uint64_t token) {
-    for (size_t i = shard_before(c, part_of(c, token)); i < c->count; i++) {
+    for (size_t i = shard_before(c, shard_of(c, token)); i < c->count; i++) {
         const TokenShard *p = &c->shards[i];
         uint64_t base = p->header.first_token;
         uint64_t index = first_end(p, token > base ? token - base : 0);
@@ -412,7 +412,7 @@ ErrorCode token_cache_read(const TokenCache *c, uint64_t begin, uint64_t count, 
     if (count == 0) return OK;
     memset(starts, 0, (size_t)count * sizeof *starts);
     if (begin == 0) starts[0] = 1;
-    size_t at = part_of(c, begin);
+    size_t at = shard_of(c, begin);
     if (at > 0) mark_starts(&c->shards[shard_before(c, at)], begin, count, starts);
     for (uint64_t done = 0; done < count; at++) {
         const TokenShard *p = &c->shards[at];

@@ -26,7 +26,7 @@ typedef struct Sending {
     Transfer t;
     CommRequest *requests; /* [COLLECTIVE_MESSAGES] */
     CommRange *ranges;     /* [COLLECTIVE_MESSAGES, ranks]; must stay valid until the operations have ended */
-    int ranks, place;
+    int ranks, rank;
     CommType type;
 } Sending;
 
@@ -40,7 +40,7 @@ static Sending sending(const Execution *x, const Transfer *t, int row) {
                      e->traffic.collectives[row],
                      e->traffic.ranges + (size_t)(row * COLLECTIVE_MESSAGES * e->traffic.most_ranks),
                      ranks,
-                     mesh_place(&p->mesh, t->row->over, p->rank),
+                     mesh_group_rank(&p->mesh, t->row->over, p->rank),
                      t->row->element == ELEMENT_COUNT ? COMM_I64 : COMM_F32};
 }
 
@@ -63,7 +63,7 @@ static char *at(const Sending *s, int64_t element) { return (char *)s->t.to + (s
 
 static ErrorCode gather(const Sending *s, Error *err) {
     if (s->t.from)
-        OP(s->e->device, OP_COPY, copy, at(s, first_of(s, s->place, 0)), s->t.from,
+        OP(s->e->device, OP_COPY, copy, at(s, first_of(s, s->rank, 0)), s->t.from,
            (size_t)s->t.count * s->t.bytes);
     for (int i = 0; i < messages(s); i++)
         TRY(comm_all_gather(s->e->comm, s->t.row->over, parts_of(s, i), s->t.bytes, s->t.to, &s->requests[i],
@@ -79,21 +79,21 @@ static ErrorCode scatter_inner(const Sending *s, Error *err) {
     if (own == 0) return OK;
     for (int r = 0; r < s->ranks; r++) ranges[r] = (CommRange){r * own, own};
     return comm_reduce_scatter(
-        e->comm, s->t.row->over, COMM_F32, ranges, s->t.inner, s->t.inner + s->place * own,
+        e->comm, s->t.row->over, COMM_F32, ranges, s->t.inner, s->t.inner + s->rank * own,
         e->work.exchange + collective_workspace(s->program, &e->model, s->t.row), &s->requests[1], err);
 }
 
 static ErrorCode scatter(const Sending *s, Error *err) {
     for (int i = 0; i < messages(s); i++)
         TRY(comm_reduce_scatter(s->e->comm, s->t.row->over, s->type, parts_of(s, i), s->t.to,
-                                at(s, first_of(s, s->place, i)), s->e->work.exchange, &s->requests[i], err));
+                                at(s, first_of(s, s->rank, i)), s->e->work.exchange, &s->requests[i], err));
     return scatter_inner(s, err);
 }
 
 /* With zigzag, only the CP chunks of this rank among the tokens of all ranks of cp. */
 static ErrorCode reduce(const Sending *s, Error *err) {
     for (int i = 0; i < messages(s); i++) {
-        int64_t first = s->t.row->zigzag ? first_of(s, s->e->model.cp.place, i) : 0;
+        int64_t first = s->t.row->zigzag ? first_of(s, s->e->model.cp.rank, i) : 0;
         TRY(comm_all_reduce(s->e->comm, s->t.row->over, s->type, at(s, first), s->t.count / messages(s),
                             s->e->work.exchange, &s->requests[i], err));
     }
@@ -101,8 +101,8 @@ static ErrorCode reduce(const Sending *s, Error *err) {
 }
 
 static ErrorCode exchange_pieces(const Sending *s, Error *err) {
-    size_t piece = (size_t)(s->t.count / s->ranks) * s->t.bytes;
-    return comm_all_to_all(s->e->comm, s->t.row->over, piece, s->t.from, s->t.to, &s->requests[0], err);
+    size_t range_bytes = (size_t)(s->t.count / s->ranks) * s->t.bytes;
+    return comm_all_to_all(s->e->comm, s->t.row->over, range_bytes, s->t.from, s->t.to, &s->requests[0], err);
 }
 
 static ErrorCode send(const Sending *s, Error *err) {

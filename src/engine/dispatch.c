@@ -102,11 +102,11 @@ static int cut_dispatch_chunks(Engine *e, int exact_chunk) {
 
 /* Exchanges the tables of runs (`tell`: in the forward pass), or reads those that the forward pass saved.
  * Messages have lengths that the host must know, so it waits for the device. */
-static void learn(Execution *x, const DispatchTensors *t, bool tell) {
+static void exchange_runs(Execution *x, const DispatchTensors *t, bool forward) {
     Engine *e = x->engine;
     DispatchState *v = &e->traffic.dispatch;
     size_t runs = (size_t)runs_of_rank(e) * sizeof(int32_t), ranks = (size_t)ranks_of(e);
-    if (tell) {
+    if (forward) {
         Error err = {.message = ""};
         CommRequest request;
         OP(e->device, OP_COPY, copy, (char *)t->all_runs + (size_t)e->plan->partition.expert * runs, t->runs,
@@ -182,7 +182,7 @@ void dispatch_run(Execution *x, Action a) {
     UnitPass unit = execution_unit(x, a);
     DispatchTensors t = unit_dispatch(&unit, op, way);
     unit_permute(&unit, op, way);
-    learn(x, &t, a.pass == ACT_FWD);
+    exchange_runs(x, &t, a.pass == ACT_FWD);
     for (int exact_chunk = 0; exact_chunk < model_exact_chunks(&x->engine->model); exact_chunk++) {
         int dispatch_chunks = cut_dispatch_chunks(x->engine, exact_chunk);
         for (int dispatch_chunk = 0; dispatch_chunk < dispatch_chunks; dispatch_chunk++)

@@ -83,7 +83,7 @@ static void point_weights(Engine *e) {
  * fp32 elsewhere: then the plan has given the shard memory of its own. */
 static void point_owned(Engine *e) {
     const Partition *p = &e->plan->partition;
-    bool whole = gradient_sums_are_whole(&e->plan->program);
+    bool whole = gradient_sums_are_unsharded(&e->plan->program);
     for (int u = 0; u <= e->model.table.units; u++)
         for (int f = 0; f < GRADIENT_FLATS; f++) {
             float **owned = &e->step.owned[u].flats[f], *sums = (float *)(void *)e->step.sums[u][f];
@@ -343,7 +343,7 @@ static void *batch_array(const Execution *x, int microbatch, int array) {
 
 /* Records of an evaluation, and the index of this rank's first. */
 static LossRecord *scores_of(const Execution *x, int m) { return batch_array(x, m, BATCH_ARRAYS); }
-static int64_t own_scores(const Engine *e) { return e->model.cp.place * model_records(&e->model); }
+static int64_t own_scores(const Engine *e) { return e->model.cp.rank * model_records(&e->model); }
 
 void execution_enter(Execution *x, int m) {
     x->pass.batch =
@@ -383,7 +383,7 @@ static void load_mtp(Execution *x, int m, int k) {
     int64_t tokens = e->model.tokens, on = k + 1;
     int32_t *targets = e->targets.mtp + (m * mtp_rows(&e->model.config) + k) * tokens;
     for (int64_t i = 0; i < tokens; i++) {
-        int64_t t = model_token(&e->model, e->model.cp.place, i);
+        int64_t t = model_token(&e->model, e->model.cp.rank, i);
         targets[i] = goes_on(b, t, on) ? b->targets[t + on] : -1;
     }
     OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.mtp_targets[k], targets,
@@ -398,7 +398,7 @@ static void load_next(Execution *x, int m) {
     int64_t tokens = e->model.tokens;
     int32_t *ids = e->targets.mtp + ((m + 1) * mtp_rows(&e->model.config) - 1) * tokens;
     for (int64_t i = 0; i < tokens; i++) {
-        int64_t t = model_token(&e->model, e->model.cp.place, i);
+        int64_t t = model_token(&e->model, e->model.cp.rank, i);
         ids[i] = b->inputs[goes_on(b, t, 1) ? t + 1 : t];
     }
     OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.next_ids, ids, (size_t)tokens * sizeof *ids);
@@ -416,7 +416,7 @@ static void load(Execution *x, int m) {
     execution_enter(x, m);
     const Microbatch *to = &x->pass.batch;
     for (int i = 0; i < model_cp_chunks(model); i++) {
-        int64_t first = model_cp_chunk_first(model, model->cp.place, i), at = i * each;
+        int64_t first = model_cp_chunk_first(model, model->cp.rank, i), at = i * each;
         OP(d, OP_UPLOAD, upload, to->ids + at, b->inputs + first, bytes);
         OP(d, OP_UPLOAD, upload, to->targets + at, b->targets + first, bytes);
         OP(d, OP_UPLOAD, upload, to->positions + at, b->positions + first, bytes);
@@ -499,7 +499,7 @@ static void poison(Execution *x, Action a) {
     if (!x->options->poison || x->poisoned || p->frozen || program_gradient_unit(x->program, a, p->flat) < 0)
         return;
     float *gradient = gradient_of(&x->pass.gradients, p);
-    OP(x->engine->device, OP_FILL, fill, 1, NAN, gradient + x->options->poison_place % (uint64_t)p->count);
+    OP(x->engine->device, OP_FILL, fill, 1, NAN, gradient + x->options->poison_index % (uint64_t)p->count);
     x->poisoned = true;
 }
 
@@ -570,7 +570,7 @@ static void act(Execution *x, Action a) {
 
 /* A step's times are known after the first wait of the next step, so those of two steps are kept. */
 static void begin_times(Engine *e, const Execution *x) {
-    Timed *t = &e->timed;
+    StepTiming *t = &e->timed;
     Device *d = e->device;
     t->before = t->now;
     t->now = x->options->timed && d->runtime.stamp ? &t->times[t->before == &t->times[0]] : NULL;

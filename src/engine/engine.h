@@ -34,7 +34,7 @@ typedef struct StepOptions {
     double clip, clip_norm; /* clip 0: no clipping; clip_norm: p, or INFINITY */
     uint64_t any, all;      /* flags of this rank, combined by or, and by and (record.h) */
     bool poison;            /* inject a fault: one element of this rank's gradients becomes NaN, ... */
-    uint64_t poison_place;  /* ... chosen by this number */
+    uint64_t poison_index;  /* ... chosen by this number */
     const Batch *next; /* of the next step: their valid targets go with this step's record; NULL: unknown */
     UnitProbe *probe;  /* [units] out, or NULL; the plan must have probes */
     /* [microbatches, sequences] index of each row's data source; the plan must have sources. NULL: losses are

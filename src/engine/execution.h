@@ -92,7 +92,7 @@ typedef struct Traffic {
     CommRequest (*reductions)[FLATS]; /* [units + 1] */
     CommRequest *receives;            /* [2, units, microbatches] forward, backward */
     CommRequest *sends;               /* [2, units] the last one of each boundary */
-    unsigned turn[3];                 /* reductions started, by their group */
+    unsigned reductions_started[3];   /* reductions started, by their group */
     CommRequest collectives[UNIT_COLLECTIVES][COLLECTIVE_MESSAGES]; /* by row of the current unit */
     CommRange *ranges;          /* [UNIT_COLLECTIVES, COLLECTIVE_MESSAGES, most_ranks] their ranges */
     int most_ranks;             /* of the larger of tp and cp */
@@ -115,12 +115,12 @@ typedef struct DeviceTimes {
     double done, heard;
 } DeviceTimes;
 
-typedef struct Timed {
+typedef struct StepTiming {
     DeviceTimes times[2];
     DeviceTimes *now, *before; /* of the last step, and of the one before it; NULL: not timed */
     DeviceTimes *recording;    /* of the step under way */
     double *waited;            /* of the action under way; NULL: no action is timed */
-} Timed;
+} StepTiming;
 
 typedef struct Targets {
     int64_t all, own; /* valid targets of the next step: over all ranks, -1: unknown; of this rank */
@@ -143,7 +143,7 @@ struct Engine {
     Statistics statistics;
     Traffic traffic;
     StepTimes clock; /* of the step under way; the entry after the last action is for evaluations */
-    Timed timed;
+    StepTiming timed;
     Progress progress;
     Targets targets;
 };

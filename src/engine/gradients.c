@@ -46,8 +46,8 @@ static Region region_of(const Execution *x, int unit, Flat flat, int microbatch)
     const Partition *p = &x->engine->plan->partition;
     BufferKind kind = x->program->exact ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS;
     Region r = {.shard = &p->flat_shard[unit][flat]};
-    bool whole = microbatch >= 0 || gradient_sums_are_whole(x->program);
-    if (r.shard->whole == 0) return r;
+    bool whole = microbatch >= 0 || gradient_sums_are_unsharded(x->program);
+    if (r.shard->total == 0) return r;
     r.all = microbatch >= 0 ? execution_buffer(x, buffer_of_flat(kind, flat), unit, microbatch)
                             : x->engine->step.sums[unit][flat];
     size_t width = x->program->exact ? sizeof(int64_t) : sizeof(float);
@@ -70,7 +70,7 @@ static bool start_sums(Execution *x, int unit, Flat flat) {
 /* The first product overwrites what it finds. Gradients of vectors and of the embedding's rows are always
  * added to, so they begin at zero. */
 void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
-    size_t elements = partition_whole(&x->engine->plan->partition, unit, flat);
+    size_t elements = partition_flat_elements(&x->engine->plan->partition, unit, flat);
     bool slots = program_has_slots(x->program);
     if (elements == 0) return;
     char *partials = flat == FLAT_VECTORS ? x->engine->step.partials[unit] : NULL;
@@ -98,11 +98,11 @@ static void fix(Execution *x, int unit, Flat flat, int64_t *sum, bool set) {
     for (int i = t->unit_first[shape]; i < t->unit_first[shape + 1]; i++) {
         const Param *p = &t->params[i];
         int rows = flat == FLAT_VECTORS ? partition_param_rows(partition, p) : 1;
-        const float *first = g->units[unit].flats[flat] + gradient_place(g, p);
+        const float *first = g->units[unit].flats[flat] + gradient_offset(g, p);
         for (int r = 0; p->flat == flat && !p->remote && r < rows * partition_gradients(partition, flat); r++)
             OP(x->engine->device, OP_FIXED_ADD, fixed_add, p->count,
                first + (size_t)(r / rows) * exact_chunk + (size_t)(r % rows) * (size_t)p->count,
-               sum + p->place, set && r == 0, x->limit, x->engine->statistics.refused + i);
+               sum + p->offset, set && r == 0, x->limit, x->engine->statistics.refused + i);
     }
 }
 
@@ -125,8 +125,8 @@ static void add_rows(Engine *e, int unit, float *to) {
         const Param *p = &t->params[i];
         int count = partition_param_rows(&e->plan->partition, p);
         if (p->flat != FLAT_VECTORS) continue;
-        for (int r = 0; r < count; r++) rows[r] = partials + gradient_place(&e->gradients, p) + r * p->count;
-        OP(e->device, OP_SUM_PARTS, sum_parts, p->count, count, rows, to + p->place);
+        for (int r = 0; r < count; r++) rows[r] = partials + gradient_offset(&e->gradients, p) + r * p->count;
+        OP(e->device, OP_SUM_PARTS, sum_parts, p->count, count, rows, to + p->offset);
     }
 }
 
@@ -161,8 +161,8 @@ void gradients_sum_partials(Execution *x, Action a) {
 static void add_dispatched(Execution *x, Region r) {
     const Partition *p = &x->engine->plan->partition;
     const float *ranges[SPLITS_MAX], *all = (const float *)(const void *)r.all;
-    for (int i = 0; i < p->experts; i++) ranges[i] = all + i * r.shard->whole;
-    OP(x->engine->device, OP_SUM_PARTS, sum_parts, r.shard->whole, p->experts, ranges,
+    for (int i = 0; i < p->experts; i++) ranges[i] = all + i * r.shard->total;
+    OP(x->engine->device, OP_SUM_PARTS, sum_parts, r.shard->total, p->experts, ranges,
        (float *)(void *)r.all);
 }
 
@@ -170,24 +170,24 @@ static void add_dispatched(Execution *x, Region r) {
 
 /* Each group has workspaces of its own, used alternately. So operations wait for each other, and this rank
  * does not wait for them. */
-typedef enum Place { OVER_SHARDS, OVER_REPLICAS, OVER_EXPERT_SHARDS } Place;
+typedef enum ReduceGroup { OVER_SHARDS, OVER_REPLICAS, OVER_EXPERT_SHARDS } ReduceGroup;
 
-static Place place_of(const Partition *p, ActionKind kind, Flat flat) {
+static ReduceGroup reduce_group(const Partition *p, ActionKind kind, Flat flat) {
     if (kind == ACT_ALL_REDUCE) return OVER_REPLICAS;
     return flat_of_experts(flat) && partition_splits_shards(p) ? OVER_EXPERT_SHARDS : OVER_SHARDS;
 }
 
-static char *workspace(Engine *e, Place place) {
+static char *workspace(Engine *e, ReduceGroup group) {
     const Partition *p = &e->plan->partition;
-    size_t turn = e->traffic.turn[place] % COMM_TURNS,
+    size_t slot = e->traffic.reductions_started[group] % COMM_ACTIVE,
            before =
-               place == OVER_SHARDS ? 0 : (place == OVER_EXPERT_SHARDS && p->replicas > 1) + (p->shards > 1);
-    return e->work.bucket + (before * COMM_TURNS + turn) * e->plan->memory.reduction;
+               group == OVER_SHARDS ? 0 : (group == OVER_EXPERT_SHARDS && p->replicas > 1) + (p->shards > 1);
+    return e->work.bucket + (before * COMM_ACTIVE + slot) * e->plan->memory.reduction;
 }
 
 static void reduce(Execution *x, Action a, Flat flat) {
     Engine *e = x->engine;
-    void *space = workspace(e, place_of(&e->plan->partition, a.kind, flat));
+    void *space = workspace(e, reduce_group(&e->plan->partition, a.kind, flat));
     Error err = {.message = ""};
     Region r = region_of(x, a.unit, flat, a.microbatch);
     CommType type = x->program->exact ? COMM_I64 : COMM_F32;
@@ -216,8 +216,8 @@ static void reduce(Execution *x, Action a, Flat flat) {
 void gradients_reduce(Execution *x, Action a) {
     const Partition *p = &x->engine->plan->partition;
     for (int f = 0; f < GRADIENT_FLATS; f++) reduce(x, a, (Flat)f);
-    x->engine->traffic.turn[place_of(p, a.kind, FLAT_VECTORS)]++;
-    if (a.kind == ACT_REDUCE_SCATTER) x->engine->traffic.turn[OVER_EXPERT_SHARDS]++;
+    x->engine->traffic.reductions_started[reduce_group(p, a.kind, FLAT_VECTORS)]++;
+    if (a.kind == ACT_REDUCE_SCATTER) x->engine->traffic.reductions_started[OVER_EXPERT_SHARDS]++;
 }
 
 /* sums += reduced shard; `set`: overwrites instead. */

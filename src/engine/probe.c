@@ -81,7 +81,7 @@ static bool is_summed(const Program *p, int unit) {
     Anatomy n;
     program_anatomy(p, unit, &n);
     for (int i = 0; i < n.count; i++)
-        if (n.uses[ACT_FWD][i] && collective_place(&n.rows[i]) == n.all.end) return true;
+        if (n.uses[ACT_FWD][i] && collective_cut(&n.rows[i]) == n.all.end) return true;
     return false;
 }
 

@@ -19,7 +19,7 @@
 #include "base/clock.h"
 #include "engine/execution.h"
 
-enum { PIECE = 1 << 20 }; /* bytes that are fetched to the host at a time */
+enum { CHUNK_BYTES = 1 << 20 }; /* bytes that are fetched to the host at a time */
 
 /* ---- what this rank holds ---- */
 
@@ -29,7 +29,7 @@ static uint64_t print(Replicas *r, const void *tensor, size_t left) {
     const char *from = tensor;
     XXH3_64bits_reset(r->hash);
     while (left > 0) {
-        size_t bytes = left < PIECE ? left : PIECE;
+        size_t bytes = left < CHUNK_BYTES ? left : CHUNK_BYTES;
         device_fetch(d, r->buffer, from, bytes);
         XXH3_64bits_update(r->hash, r->buffer, bytes);
         from += bytes, left -= bytes;
@@ -202,7 +202,7 @@ void replicas_open(Replicas *r, Engine *e, Comm *comm) {
     *r = (Replicas){
         .engine = e, .comm = comm, .exist = partition_has_copies(&e->plan->partition), .agreed = -1};
     if (!r->exist) return;
-    r->buffer = mem_alloc(PIECE);
+    r->buffer = mem_alloc(CHUNK_BYTES);
     r->hash = XXH3_createState();
     CHECK(r->hash != NULL);
     r->mine = mem_alloc_array((size_t)e->model.table.count, sizeof *r->mine);

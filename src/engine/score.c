@@ -64,7 +64,7 @@ static void clear(Batch *b, int64_t from, int64_t to) {
 }
 
 /* The last token of a request is only predicted; the model does not read it. */
-static void place(Packer *p, const TaskRequest *r, int64_t at) {
+static void put_request(Packer *p, const TaskRequest *r, int64_t at) {
     const int32_t *ids = p->task->tokens.ids + r->at;
     Batch *b = &p->batch;
     for (int32_t i = 0; i + 1 < r->count; i++) {
@@ -91,7 +91,7 @@ static void pack(Packer *p, Span s) {
     int64_t at = 0;
     p->batch.valid = 0;
     for (size_t i = s.first; i < s.end; i++) {
-        place(p, &p->task->request[i], at);
+        put_request(p, &p->task->request[i], at);
         at += p->task->request[i].count - 1;
     }
     clear(&p->batch, at, p->batch.tokens);
@@ -99,13 +99,13 @@ static void pack(Packer *p, Span s) {
 
 /* Merges the splits of each row, for one chunk of logits of one rank of cp, and stores the result at the
  * token's index in the batch. */
-static void merge_chunk(Packer *p, int place, int chunk) {
+static void merge_chunk(Packer *p, int cp_rank, int chunk) {
     const Model *m = p->model;
     int64_t first = model_chunk_first(m, chunk), rows = model_chunk_rows(m, chunk),
             split_size = model_vocabulary_splits(m, NULL).split_size;
-    const LossRecord *of = p->partials + place * model_records(m) + first * m->tp.splits;
+    const LossRecord *of = p->partials + cp_rank * model_records(m) + first * m->tp.splits;
     for (int64_t r = 0; r < rows; r++) {
-        int64_t at = model_token(m, place, first + r), target = p->batch.targets[at];
+        int64_t at = model_token(m, cp_rank, first + r), target = p->batch.targets[at];
         if (target >= 0)
             p->records[at] =
                 loss_record_of_splits(of + r, rows, m->tp.splits, split_size > 0 ? target / split_size : 0);
@@ -113,8 +113,8 @@ static void merge_chunk(Packer *p, int place, int chunk) {
 }
 
 static void merge(Packer *p) {
-    for (int place = 0; place < p->model->cp.ranks; place++)
-        for (int i = 0; i < model_chunks(p->model); i++) merge_chunk(p, place, i);
+    for (int cp_rank = 0; cp_rank < p->model->cp.ranks; cp_rank++)
+        for (int i = 0; i < model_chunks(p->model); i++) merge_chunk(p, cp_rank, i);
 }
 
 /* Adds a row's log-likelihood, in double: target - log sum exp. */
@@ -140,7 +140,7 @@ static void read_scores(Packer *p, Span s, TaskScore *scores) {
 static void run(Engine *e, Packer *p, TaskScore *scores) {
     const Mesh *mesh = &e->plan->partition.mesh;
     int ranks = mesh_dp_degree(mesh), own = mesh_dp_rank(mesh, e->plan->rank);
-    bool speaks = p->model->tp.rank == 0 && p->model->cp.place == 0;
+    bool speaks = p->model->tp.rank == 0 && p->model->cp.rank == 0;
     for (size_t next = 0; next < p->task->requests;) {
         Span mine = {0, 0};
         for (int r = 0; r < ranks; r++) {

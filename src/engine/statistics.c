@@ -91,7 +91,7 @@ static void add_by_source(Execution *x, int microbatch) {
     const int32_t *of = x->options->sources + microbatch * rows;
     LossSum *sums = sources_of(e, e->statistics.figures);
     for (int64_t i = 0, count; i < m->tokens; i += count) {
-        int64_t at = model_token(m, m->cp.place, i), cp_chunk = model_cp_chunk(m),
+        int64_t at = model_token(m, m->cp.rank, i), cp_chunk = model_cp_chunk(m),
                 left = cp_chunk - i % cp_chunk;
         count = row - at % row < left ? row - at % row : left;
         OP(e->device, OP_LOSS_SUM, loss_sum, count, x->pass.losses + i, &sums[of[at / row]]);
@@ -180,7 +180,7 @@ void statistics_add_first(Execution *x, int unit, Flat flat, const float *gradie
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
         const Param *p = &t->params[i];
         if (p->flat != flat || p->frozen || is_tied(e, p) || !partition_counts(partition, p)) continue;
-        OP(e->device, OP_GRAD_STATS, grad_stats, p->count, gradients + p->place, 2.0,
+        OP(e->device, OP_GRAD_STATS, grad_stats, p->count, gradients + p->offset, 2.0,
            &e->statistics.scalars->norm_unit, &e->statistics.first[i]);
     }
 }
@@ -270,7 +270,7 @@ void statistics_read(Engine *e, double p, bool whole, StepRecord *r) {
 void statistics_set_optimizer(Engine *e, const UpdateStep *step) {
     const ParamGroups *g = &e->plan->groups;
     for (int i = 0; i < g->count; i++) {
-        OptimizerStep told = optimizer_step(&g->items[i].settings, step);
-        OP(e->device, OP_UPLOAD, upload, &e->statistics.scalars->optimizer[i], &told, sizeof told);
+        OptimizerStep of_step = optimizer_step(&g->items[i].settings, step);
+        OP(e->device, OP_UPLOAD, upload, &e->statistics.scalars->optimizer[i], &of_step, sizeof of_step);
     }
 }

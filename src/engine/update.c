@@ -95,11 +95,11 @@ UpdateRun update_run(const Engine *e, int i, ParamSegment segment, int64_t at, S
     const Param *p = &e->model.table.params[i];
     const ParamGroups *g = &e->plan->groups;
     const ParamGroup *group = param_group(g, i);
-    size_t place = segment.at + (size_t)at;
+    size_t offset = segment.at + (size_t)at;
     UpdateRun run = {.count = elements.count,
-                     .param = e->state.master + place,
+                     .param = e->state.master + offset,
                      .grad = engine_gradient(e, p, segment) + at,
-                     .copy = e->state.copy && !flat_of_vectors(p->flat) ? parameters_copy(e, place) : NULL,
+                     .copy = e->state.copy && !flat_of_vectors(p->flat) ? parameters_copy(e, offset) : NULL,
                      .weight_decay = param_weight_decay(g, i, p),
                      .of = p,
                      .scratch = e->work.scratch,
@@ -133,7 +133,7 @@ static void descend_run(Engine *e, int i, ParamSegment segment, int64_t at, Segm
  * relative distance from the mean, at most by `speed`: so it counteracts experts that collapse and rests
  * where they do not, however little logits differ. */
 static float move_of(const Param *p, float speed, int64_t mine, int64_t all) {
-    if (!p->row->beside) return mine < all ? speed : mine > all ? -speed : 0;
+    if (!p->row->with_states) return mine < all ? speed : mine > all ? -speed : 0;
     return all > 0 ? speed * (float)fmax(1 - (double)mine / (double)all, -1) : 0;
 }
 

@@ -82,11 +82,11 @@ static void add(Compare *p, const Forecast *f, const char *schedule) {
                      .dp = p->dp,
                      .sequences = f->layout.sequences,
                      .microbatches = f->layout.microbatches,
-                     .stages_per_rank = f->layout.stages.count / f->places,
+                     .stages_per_rank = f->layout.stages.count / f->pipe_ranks,
                      .time = forecast_step(f),
                      .bubble = f->timing.bubble,
                      .memory = forecast_memory(f, f->fullest)};
-    for (int i = 0; i < f->places; i++)
+    for (int i = 0; i < f->pipe_ranks; i++)
         if (forecast_sent(f, i) > a->sent) a->sent = forecast_sent(f, i);
     a->fits = p->q->memory <= 0 || (double)a->memory <= p->q->memory;
     a->configured = a->microbatches == p->configured && a->tp == p->configured_tp &&

@@ -18,9 +18,9 @@ typedef struct Walk {
     const Order *order;
     const CellTime *times; /* [cells of the order] */
     const StageCost *units;
-    int place, cell, done; /* done: passes of that cell so far */
-    double spent, now;     /* cost of those passes; end of the last pass */
-    double *gather, *sum;  /* [units + 1] when it was started, or CLOSED */
+    int pipe_rank, cell, done; /* done: passes of that cell so far */
+    double spent, now;         /* cost of those passes; end of the last pass */
+    double *gather, *sum;      /* [units + 1] when it was started, or CLOSED */
 } Walk;
 
 static double cell_cost(const Walk *w, const Cell *cell) {
@@ -48,7 +48,8 @@ static CellTime pass_time(Walk *w, int unit) {
 /* The tied head's gradient has no stage and is drawn with the head. */
 static void close_window(Walk *w, SpanKind kind, int unit, int microbatch, double *open, double end) {
     int last = w->p->units - 1, stage = stages_of_unit(&w->p->partition->stages, unit > last ? last : unit);
-    if (*open >= 0 && end > *open) timeline_add(w->t, (Span){w->place, kind, stage, microbatch, *open, end});
+    if (*open >= 0 && end > *open)
+        timeline_add(w->t, (Span){w->pipe_rank, kind, stage, microbatch, *open, end});
     *open = CLOSED;
 }
 
@@ -74,7 +75,8 @@ static void step(Walk *w, Action a) {
 void timeline_add_collectives(Timeline *t, const Program *p, const Order *order, const CellTime *times,
                               const StageCost *units) {
     size_t n = (size_t)p->units + 1;
-    Walk w = {.t = t, .p = p, .order = order, .times = times, .units = units, .place = p->partition->pipe};
+    Walk w = {
+        .t = t, .p = p, .order = order, .times = times, .units = units, .pipe_rank = p->partition->pipe};
     w.gather = mem_alloc_array(n, sizeof *w.gather), w.sum = mem_alloc_array(n, sizeof *w.sum);
     for (size_t u = 0; u < n; u++) w.gather[u] = w.sum[u] = CLOSED;
     for (int i = 0; i < p->count; i++) step(&w, p->actions[i]);

@@ -119,9 +119,9 @@ static void put_box(Text *out, double x, double y, double w, double h) {
 /* ---- one rank ---- */
 
 /* Rectangle of a span: half of the band where computations overlap, the strip for transfers. */
-typedef struct Place {
+typedef struct Rect {
     double x, y, w, h;
-} Place;
+} Rect;
 
 /* 0: full band, 1: upper half, 2: lower half. Compares a span only with its neighbours in the list. */
 static int half_of(const Timeline *t, int index) {
@@ -137,9 +137,9 @@ static int half_of(const Timeline *t, int index) {
 }
 
 /* Boxes that overlap in time share the band: the first above, the second below. */
-static Place place_of(const Svg *g, int index, double y) {
+static Rect rect_of(const Svg *g, int index, double y) {
     const Span *s = &g->t->spans[index];
-    Place p = {LEFT + s->start * g->scale, y, (s->end - s->start) * g->scale, BAND};
+    Rect p = {LEFT + s->start * g->scale, y, (s->end - s->start) * g->scale, BAND};
     if (s->kind >= SPAN_COMPUTES) {
         p.y = y + BAND + 1;
         p.h = STRIP - 1;
@@ -160,7 +160,7 @@ static void put_paths(const Svg *g, int rank, double y) {
             const Span *s = &g->t->spans[i];
             int chunk = s->kind < SPAN_UPDATE ? chunk_of(g->t, s) : 0;
             if (s->rank != rank || (int)s->kind * CHUNKS + chunk != class || !(s->end > s->start)) continue;
-            Place p = place_of(g, i, y);
+            Rect p = rect_of(g, i, y);
             if (!open) text_printf(g->out, "<path class=\"%s%d\" d=\"", kinds[s->kind].class, chunk);
             open = true;
             put_box(g->out, p.x, p.y, p.w, p.h);
@@ -179,7 +179,7 @@ static void put_numbers(const Svg *g, int rank, double y) {
             char number[16];
             if (s->rank != rank || s->kind >= SPAN_UPDATE || s->microbatch < 0) continue;
             if (is_dark(shade(kinds[s->kind].colour, chunk_of(g->t, s))) != (dark == 1)) continue;
-            Place p = place_of(g, i, y);
+            Rect p = rect_of(g, i, y);
             int length = snprintf(number, sizeof number, "%d", s->microbatch);
             if (p.w < 5.5 * length + 2) continue;
             if (!open) text_printf(g->out, "<g class=\"%s\">", dark ? "on-dark" : "on-light");

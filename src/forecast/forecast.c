@@ -26,9 +26,9 @@ static double token_ranks(const Forecast *f) {
 }
 
 /* FLOPs of a step: those of the stages of a place for all of its microbatches, including recomputation. */
-static double flops_of(const Forecast *f, int place) {
+static double flops_of(const Forecast *f, int pipe_rank) {
     const Config *c = f->config;
-    const Partition *p = &f->ranks[place].plan.partition;
+    const Partition *p = &f->ranks[pipe_rank].plan.partition;
     StageCost *units = mem_alloc_array((size_t)p->table->units, sizeof *units);
     double sum = 0;
     layout_unit_costs(c, units);
@@ -43,20 +43,20 @@ static double over_steps(Cost c, const Layout *l) {
 }
 
 /* Also keeps `fullest`, which limits, --compare and the full table use. */
-static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err) {
-    RankForecast *r = &f->ranks[place];
-    r->count = f->layout.mesh.world / f->places;
-    r->first = place * r->count;
+static ErrorCode plan_pipe_rank(Forecast *f, const Device *d, int pipe_rank, Error *err) {
+    RankForecast *r = &f->ranks[pipe_rank];
+    r->count = f->layout.mesh.world / f->pipe_ranks;
+    r->first = pipe_rank * r->count;
     RankSpec spec = rank_spec(f->config, &f->layout, d);
     f->volume = rank_comm_volume(&spec, &f->layout.mesh);
     f->volume.split_backward = f->layout.schedule.split_backward;
     if (f->speed.hardware && f->speed.hardware->links.narrow_sums)
         f->volume.partial = dtype_bytes(spec.compute);
     f->volume.model = &f->config->model.shape; /* the spec's own model ends with this function */
-    TRY(rank_plan_fullest(&r->plan, &spec, &f->layout, place, d, err));
+    TRY(rank_plan_fullest(&r->plan, &spec, &f->layout, pipe_rank, d, err));
     r->traffic = rank_traffic(&r->plan);
-    r->flops = flops_of(f, place);
-    if (forecast_memory(f, place) > forecast_memory(f, f->fullest)) f->fullest = place;
+    r->flops = flops_of(f, pipe_rank);
+    if (forecast_memory(f, pipe_rank) > forecast_memory(f, f->fullest)) f->fullest = pipe_rank;
     return OK;
 }
 
@@ -85,7 +85,7 @@ static void count_exposed(const Forecast *f, double tokens, double byte, double 
     const ModelConfig *model = &f->config->model.shape;
     ExposedSpec spec = {model, f->config->train.context, tokens, byte, delay};
     if (byte <= 0) return;
-    for (int i = 0; i < f->places; i++)
+    for (int i = 0; i < f->pipe_ranks; i++)
         exposed_comm(&spec, &f->ranks[i].plan.program, &f->ranks[i].plan.model, units);
 }
 
@@ -121,7 +121,7 @@ static void time_units(Forecast *f) {
     }
     f->unit_time = mem_alloc_array(n, sizeof *f->unit_time);
     steptime_exposed_comm(f->speed.hardware, &f->volume, f->unit_time);
-    for (int i = 0; i < f->places; i++)
+    for (int i = 0; i < f->pipe_ranks; i++)
         opcosts_count(&f->ranks[i].ops, f->speed.hardware, &f->ranks[i].plan, f->unit_time);
     for (size_t u = 0; u < n; u++) f->units[u] = steptime_sum(&f->unit_time[u]);
 }
@@ -140,8 +140,8 @@ static ErrorCode time_passes(Forecast *f, Error *err) {
 }
 
 /* Sums the parts of the passes of a place. */
-static ForecastTime passes_of(const Forecast *f, int place) {
-    const Partition *p = &f->ranks[place].plan.partition;
+static ForecastTime passes_of(const Forecast *f, int pipe_rank) {
+    const Partition *p = &f->ranks[pipe_rank].plan.partition;
     ForecastTime t = {.step = 0};
     for (int u = 0; u < p->table->units; u++) {
         const UnitTime *unit = &f->unit_time[u];
@@ -162,7 +162,7 @@ static void time_step(Forecast *f) {
     int busiest = 0;
     double exposed = 0, update = 0;
     if (!f->speed.hardware) return;
-    for (int i = 0; i < f->places; i++) {
+    for (int i = 0; i < f->pipe_ranks; i++) {
         const RankPlan *p = &f->ranks[i].plan;
         if (f->timing.rank[i].busy > f->timing.rank[busiest].busy) busiest = i;
         exposed = fmax(exposed, steptime_exposed(f->speed.hardware, p, &f->layout.mesh, f->units));
@@ -178,9 +178,9 @@ static void time_step(Forecast *f) {
 /* Layout, then a plan for each pipeline place, then the simulated step. The user sees the first error. */
 static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     TRY(layout_build(&f->layout, f->config, world, err));
-    f->places = mesh_size(&f->layout.mesh, MESH_PIPELINE);
-    f->ranks = mem_alloc_array((size_t)f->places, sizeof *f->ranks);
-    for (int place = 0; place < f->places; place++) TRY(plan_place(f, d, place, err));
+    f->pipe_ranks = mesh_size(&f->layout.mesh, MESH_PIPELINE);
+    f->ranks = mem_alloc_array((size_t)f->pipe_ranks, sizeof *f->ranks);
+    for (int pipe_rank = 0; pipe_rank < f->pipe_ranks; pipe_rank++) TRY(plan_pipe_rank(f, d, pipe_rank, err));
     time_units(f);
     TRY(time_passes(f, err));
     time_step(f);
@@ -197,7 +197,7 @@ ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int worl
 
 /* Also valid for an unfinished forecast. */
 void forecast_free(Forecast *f) {
-    for (int i = 0; f->ranks && i < f->places; i++) rank_plan_free(&f->ranks[i].plan);
+    for (int i = 0; f->ranks && i < f->pipe_ranks; i++) rank_plan_free(&f->ranks[i].plan);
     free(f->ranks);
     free(f->units);
     free(f->unit_time);
@@ -207,8 +207,8 @@ void forecast_free(Forecast *f) {
 }
 
 /* Everything that a rank takes, except for the libraries. */
-size_t forecast_memory(const Forecast *f, int place) {
-    return memory_plan_total(rank_memory(&f->ranks[place].plan));
+size_t forecast_memory(const Forecast *f, int pipe_rank) {
+    return memory_plan_total(rank_memory(&f->ranks[pipe_rank].plan));
 }
 
 /* Over all axes: what a rank with one network card would send. */
@@ -216,7 +216,7 @@ static uint64_t sum_traffic(const ProgramTraffic *t) {
     return t->pipeline + t->replicas + t->parameters + t->gradients + t->tensor + t->context + t->experts;
 }
 
-uint64_t forecast_sent(const Forecast *f, int place) { return sum_traffic(&f->ranks[place].traffic); }
+uint64_t forecast_sent(const Forecast *f, int pipe_rank) { return sum_traffic(&f->ranks[pipe_rank].traffic); }
 
 /* Seconds if a speed is given, else TFLOP (forecast_unit). */
 double forecast_time(const Forecast *f, double measure) {
@@ -237,7 +237,7 @@ double forecast_step(const Forecast *f) {
 enum { COLUMNS = 9, MEMORY_COLUMNS = 7 }; /* and one for the host, if its memory is separate */
 
 /* Must write all COLUMNS figures of a place, since rows are compared by their bytes. */
-typedef void Fill(const Forecast *f, int place, double *value);
+typedef void Fill(const Forecast *f, int pipe_rank, double *value);
 
 typedef struct Row {
     int first, last; /* places */
@@ -245,25 +245,25 @@ typedef struct Row {
 } Row;
 
 /* Number of blocks that a place runs: units between the embedding (0) and the norm with the head (last). */
-static int count_blocks(const Forecast *f, int place) {
-    const Partition *p = &f->ranks[place].plan.partition;
+static int count_blocks(const Forecast *f, int pipe_rank) {
+    const Partition *p = &f->ranks[pipe_rank].plan.partition;
     int n = 0;
     for (int u = 1; u < p->table->units - 1; u++) n += partition_runs(p, u);
     return n;
 }
 
 /* Number of stages of a place. Looped and V schedules have several, which need not be adjacent. */
-static int count_stages(const Forecast *f, int place) {
+static int count_stages(const Forecast *f, int pipe_rank) {
     const Stages *s = &f->layout.stages;
     int n = 0;
-    for (int i = 0; i < s->count; i++) n += s->rank[i] == place;
+    for (int i = 0; i < s->count; i++) n += s->rank[i] == pipe_rank;
     return n;
 }
 
 /* Every pipeline rank has at least one stage. */
-static int first_stage(const Forecast *f, int place) {
+static int first_stage(const Forecast *f, int pipe_rank) {
     int i = 0;
-    while (i + 1 < f->layout.stages.count && f->layout.stages.rank[i] != place) i++;
+    while (i + 1 < f->layout.stages.count && f->layout.stages.rank[i] != pipe_rank) i++;
     return i;
 }
 
@@ -279,11 +279,11 @@ static bool same_row(const Forecast *f, const Row *a, const Row *b, bool names_u
 /* Compares exact figures, not printed ones: places that differ by a byte have different rows. */
 static int make_rows(const Forecast *f, Fill *fill, bool names_units, Row *rows) {
     int n = 0;
-    for (int place = 0; place < f->places; place++) {
-        Row row = {.first = place, .last = place};
-        fill(f, place, row.value);
+    for (int pipe_rank = 0; pipe_rank < f->pipe_ranks; pipe_rank++) {
+        Row row = {.first = pipe_rank, .last = pipe_rank};
+        fill(f, pipe_rank, row.value);
         if (n > 0 && same_row(f, &rows[n - 1], &row, names_units))
-            rows[n - 1].last = place;
+            rows[n - 1].last = pipe_rank;
         else
             rows[n++] = row;
     }
@@ -331,14 +331,14 @@ static void put_units(const Forecast *f, const Row *row, Text *out) {
 /* ---- memory ---- */
 
 /* Column 5 is everything else: workspace, communication, constants, statistics, staging. */
-static void fill_memory(const Forecast *f, int place, double *value) {
-    const MemoryPlan *m = rank_memory(&f->ranks[place].plan);
+static void fill_memory(const Forecast *f, int pipe_rank, double *value) {
+    const MemoryPlan *m = rank_memory(&f->ranks[pipe_rank].plan);
     value[0] = (double)(m->parameters + m->copy);
     value[1] = (double)m->arena[ARENA_GATHERED];
     value[2] = (double)(m->gradients + m->arena[ARENA_GRADIENTS]);
     value[3] = (double)m->optimizer;
     value[4] = (double)m->arena[ARENA_ACTIVATIONS];
-    value[6] = (double)forecast_memory(f, place);
+    value[6] = (double)forecast_memory(f, pipe_rank);
     value[7] = m->separate_memory ? (double)memory_plan_host(m) : 0;
     value[8] = 0;
     value[5] = value[6] - value[0] - value[1] - value[2] - value[3] - value[4];
@@ -358,7 +358,7 @@ static double excess(const Partition *p) {
 static void put_shares(const Forecast *f, Text *out) {
     const Partition *p = &f->ranks[0].plan.partition;
     double most = 0;
-    for (int i = 0; i < f->places; i++) most = fmax(most, excess(&f->ranks[i].plan.partition));
+    for (int i = 0; i < f->pipe_ranks; i++) most = fmax(most, excess(&f->ranks[i].plan.partition));
     if (p->shards > 1)
         text_printf(out,
                     "  parameters and optimizer: a rank holds 1/%d of its units, the fullest %.2g%% more\n",
@@ -366,7 +366,7 @@ static void put_shares(const Forecast *f, Text *out) {
     if (p->replicas > 1)
         text_printf(out, "  %d replicas hold the same; only the first one's ranks hold the copy to save\n",
                     p->replicas);
-    for (int i = 0; i < f->places; i++)
+    for (int i = 0; i < f->pipe_ranks; i++)
         if (f->ranks[i].plan.partition.tied_copy)
             text_printf(out, "  pipeline rank %d holds a second copy of the tied embedding, for the head\n",
                         i);
@@ -384,7 +384,7 @@ static void put_limit(const Forecast *f, double limit, Text *out) {
 
 /* Prints one row where all ranks are alike, as on a mesh without pipelines. */
 void forecast_print_memory(const Forecast *f, double limit, Text *out) {
-    Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
+    Row *rows = mem_alloc_array((size_t)f->pipe_ranks, sizeof *rows);
     int n = make_rows(f, fill_memory, true, rows);
     bool separate_memory = rank_memory(&f->ranks[0].plan)->separate_memory;
     text_printf(out,
@@ -403,8 +403,8 @@ void forecast_print_memory(const Forecast *f, double limit, Text *out) {
 }
 
 /* Prints the full plan of one rank, and the matrices that it has where these stay whole. */
-void forecast_print_place(const Forecast *f, int place, Text *out) {
-    const RankForecast *r = &f->ranks[place];
+void forecast_print_pipe_rank(const Forecast *f, int pipe_rank, Text *out) {
+    const RankForecast *r = &f->ranks[pipe_rank];
     text_printf(out, "memory of rank %d", r->first);
     if (r->count > 1) text_printf(out, ", and of those to %d", r->first + r->count - 1);
     text_puts(out, "\n");
@@ -416,8 +416,8 @@ void forecast_print_place(const Forecast *f, int place, Text *out) {
 
 /* By axis, since links differ: traffic over dp_shard may stay inside a machine while that over pp leaves
  * it. */
-static void fill_work(const Forecast *f, int place, double *value) {
-    const RankForecast *r = &f->ranks[place];
+static void fill_work(const Forecast *f, int pipe_rank, double *value) {
+    const RankForecast *r = &f->ranks[pipe_rank];
     value[0] = r->flops / 1e12;
     value[1] = (double)r->traffic.pipeline;
     value[2] = (double)r->traffic.replicas;
@@ -426,7 +426,7 @@ static void fill_work(const Forecast *f, int place, double *value) {
     value[5] = (double)r->traffic.tensor;
     value[6] = (double)r->traffic.context;
     value[7] = (double)r->traffic.experts;
-    value[8] = (double)forecast_sent(f, place);
+    value[8] = (double)forecast_sent(f, pipe_rank);
 }
 
 /* Explains what determines the figures but is not in the table. */
@@ -458,7 +458,7 @@ static void put_why(const Forecast *f, Text *out) {
 /* FLOPs and bytes of one step. All ranks of a place do the same, so they share a row. */
 void forecast_print_work(const Forecast *f, Text *out) {
     char tokens[32];
-    Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
+    Row *rows = mem_alloc_array((size_t)f->pipe_ranks, sizeof *rows);
     const Mesh *mesh = &f->layout.mesh;
     bool tp = mesh_size(mesh, MESH_TENSOR) > 1, cp = mesh_size(mesh, MESH_CONTEXT) > 1,
          ep = mesh_size(mesh, MESH_EXPERTS) > 1;
@@ -491,10 +491,10 @@ typedef struct Other {
     uint64_t sent;
 } Other;
 
-static ErrorCode plan_other(const Forecast *f, const Device *d, int place, const RankSpec *spec, Other *out,
-                            Error *err) {
+static ErrorCode plan_other(const Forecast *f, const Device *d, int pipe_rank, const RankSpec *spec,
+                            Other *out, Error *err) {
     RankPlan p;
-    ErrorCode code = rank_plan_fullest(&p, spec, &f->layout, place, d, err);
+    ErrorCode code = rank_plan_fullest(&p, spec, &f->layout, pipe_rank, d, err);
     if (code == OK) {
         ProgramTraffic t = rank_traffic(&p);
         *out = (Other){(double)memory_plan_pools(&p.memory), sum_traffic(&t)};
@@ -505,16 +505,16 @@ static ErrorCode plan_other(const Forecast *f, const Device *d, int place, const
 
 /* The cost of exact numerics: plans the same rank without them. Prints nothing where numerics are not
  * exact. */
-ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Text *out, Error *err) {
-    const RankForecast *r = &f->ranks[place];
+ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int pipe_rank, Text *out, Error *err) {
+    const RankForecast *r = &f->ranks[pipe_rank];
     RankSpec spec = rank_spec(f->config, &f->layout, d);
     Other fast;
     char memory[32], sent[32], fast_memory[32], fast_sent[32];
     if (!spec.exact) return OK;
     spec.exact = false;
-    TRY(plan_other(f, d, place, &spec, &fast, err));
+    TRY(plan_other(f, d, pipe_rank, &spec, &fast, err));
     double after = (double)memory_plan_pools(&r->plan.memory);
-    uint64_t more = forecast_sent(f, place);
+    uint64_t more = forecast_sent(f, pipe_rank);
     text_printf(
         out, "numerics exact, on rank %d: memory %s instead of %s (%+.1f%%), sent in a step %s instead of %s",
         r->first, text_bytes(after, memory), text_bytes(fast.memory, fast_memory),
@@ -526,10 +526,10 @@ ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Te
 }
 
 /* Prices every other setting that differs from the present one on this mesh. */
-ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int place, const char *why, Text *out,
+ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int pipe_rank, const char *why, Text *out,
                               Error *err) {
     static const GradientSync all[] = {SYNC_STEP, SYNC_REPLICA, SYNC_MICROBATCH};
-    const RankForecast *r = &f->ranks[place];
+    const RankForecast *r = &f->ranks[pipe_rank];
     const Partition *p = &r->plan.partition;
     RankSpec spec = rank_spec(f->config, &f->layout, d);
     GradientSync own = r->plan.program.sync;
@@ -538,13 +538,13 @@ ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int place, con
     text_printf(out, "gradient_sync %s%s%s%s, on rank %d: memory %s, sent in a step %s", sync_name(own),
                 why ? " (" : "", why ? why : "", why ? ")" : "", r->first,
                 text_bytes((double)memory_plan_pools(&r->plan.memory), memory),
-                text_bytes((double)forecast_sent(f, place), sent));
+                text_bytes((double)forecast_sent(f, pipe_rank), sent));
     for (int i = 0; i < 3; i++) {
         Other other;
         if (all[i] == own || program_sync(all[i], p->shards, p->replicas, f->layout.microbatches) != all[i])
             continue;
         spec.sync = all[i];
-        TRY(plan_other(f, d, place, &spec, &other, err));
+        TRY(plan_other(f, d, pipe_rank, &spec, &other, err));
         text_printf(out, "; %s would take %s and send %s", sync_name(all[i]),
                     text_bytes(other.memory, memory), text_bytes((double)other.sent, sent));
     }
@@ -648,10 +648,10 @@ static void put_title(const Forecast *f, char *out, size_t size) {
  * *t, so *t must not be moved. Free with forecast_timeline_free. */
 void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
     const Layout *l = &f->layout;
-    t->bytes = mem_alloc_array((size_t)f->places, sizeof *t->bytes);
+    t->bytes = mem_alloc_array((size_t)f->pipe_ranks, sizeof *t->bytes);
     timeline_from_simulation(&t->timeline, t->title, &l->schedule, &f->timing);
     drop_receives(&t->timeline);
-    for (int i = 0; i < f->places; i++) {
+    for (int i = 0; i < f->pipe_ranks; i++) {
         const RankPlan *p = &f->ranks[i].plan;
         timeline_add_collectives(&t->timeline, &p->program, &l->schedule.orders[i], f->timing.rank[i].cells,
                                  f->units);
@@ -673,9 +673,9 @@ void forecast_timeline_free(ForecastTimeline *t) {
 /* 1 when all places do the same work. A pipeline is as slow as its busiest place. */
 double forecast_balance(const Forecast *f) {
     double most = 0, all = 0;
-    for (int i = 0; i < f->places; i++) {
+    for (int i = 0; i < f->pipe_ranks; i++) {
         most = fmax(most, f->ranks[i].flops);
         all += f->ranks[i].flops;
     }
-    return most > 0 ? all / (most * f->places) : 1;
+    return most > 0 ? all / (most * f->pipe_ranks) : 1;
 }

@@ -44,7 +44,7 @@ typedef struct Forecast {
     const Config *config;
     ForecastSpeed speed;
     Layout layout;
-    int places;
+    int pipe_ranks;
     RankForecast *ranks; /* [places] by pipeline rank */
     int fullest;         /* place with the most memory */
     CommVolumeSpec volume;
@@ -62,8 +62,8 @@ ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int worl
                          Error *err);
 void forecast_free(Forecast *f);
 
-size_t forecast_memory(const Forecast *f, int place); /* bytes of a rank: memory_plan_total */
-uint64_t forecast_sent(const Forecast *f, int place); /* bytes of a step, over all axes */
+size_t forecast_memory(const Forecast *f, int pipe_rank); /* bytes of a rank: memory_plan_total */
+uint64_t forecast_sent(const Forecast *f, int pipe_rank); /* bytes of a step, over all axes */
 double forecast_time(const Forecast *f,
                      double measure);         /* a time of `timing` as it is printed: seconds, or TFLOP */
 double forecast_step(const Forecast *f);      /* the full step, as far as it is known */
@@ -73,11 +73,11 @@ const char *forecast_unit(const Forecast *f); /* "s" or "TFLOP" */
  * and what exact numerics cost that place. `limit`: bytes of a rank, 0 for none. */
 void forecast_print_memory(const Forecast *f, double limit, Text *out);
 void forecast_print_work(const Forecast *f, Text *out);
-void forecast_print_place(const Forecast *f, int place, Text *out);
-ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Text *out, Error *err);
+void forecast_print_pipe_rank(const Forecast *f, int pipe_rank, Text *out);
+ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int pipe_rank, Text *out, Error *err);
 /* What other values of train.gradient_sync would cost that place. `why`: the reason for the present one, or
  * NULL. */
-ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int place, const char *why, Text *out,
+ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int pipe_rank, const char *why, Text *out,
                               Error *err);
 /* Step time, tokens/s and MFU on the hardware, and their parts. Prints nothing without hardware. */
 void forecast_print_time(const Forecast *f, Text *out);

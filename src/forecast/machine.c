@@ -15,7 +15,7 @@
 static Hardware measure(Device *d, double peak) {
     Hardware h = {.name = "this machine",
                   .compute = {.share = PRODUCT_SHARE, .attention_share = ATTENTION_SHARE},
-                  .memory = {.gb_per_s = device_copy_rate(d, 0.05, MACHINE_ROOM) / 1e9, .share = 1}};
+                  .memory = {.gb_per_s = device_copy_rate(d, 0.05, MACHINE_COPY_BYTES) / 1e9, .share = 1}};
     h.compute.bf16_tflops = h.compute.fp32_tflops = peak / 1e12;
     return h;
 }

@@ -11,8 +11,8 @@ typedef struct MachineTime {
 } MachineTime;
 
 /* The estimate for one rank; `peak` comes from device_matmul_peak. Takes some hundredths of a second to
- * measure the speed of copying memory, in at most MACHINE_ROOM bytes. */
-enum { MACHINE_ROOM = 48 << 20 };
+ * measure the speed of copying memory, in at most MACHINE_COPY_BYTES bytes. */
+enum { MACHINE_COPY_BYTES = 48 << 20 };
 MachineTime machine_time(const RankPlan *p, Device *d, double peak);
 /* Appends one line about the steps after `done`; nothing where the time is not known. */
 void machine_describe(const MachineTime *t, const Config *c, const Layout *l, int64_t done, Text *out);

@@ -171,7 +171,7 @@ static void end_gradients(Counter *c, Action a) {
     PassGradient g;
     for (int i = 0; c->p->program.exact && i < PASS_GRADIENTS; i++) {
         if (!program_gradient(&c->p->program, a, i, &g)) continue;
-        size_t n = partition_whole(op, g.unit, g.flat) * (size_t)partition_gradients(op, g.flat);
+        size_t n = partition_flat_elements(op, g.unit, g.flat) * (size_t)partition_gradients(op, g.flat);
         OP(d, OP_FIXED_ADD, fixed_add, (int64_t)n, somewhere(), somewhere(), false, 1, NULL);
     }
 }

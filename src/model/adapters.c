@@ -70,7 +70,8 @@ ErrorCode adapters_put(ParamTable *t, ModelConfig *c, const ModelConfig *whole, 
     ErrorCode code = spec->match ? choose_by_pattern(t, whole, spec, adapted, err)
                                  : choose_by_name(t, c, spec, adapted, err);
     if (code == OK) {
-        c->adapter_rank = spec->rank, c->adapter_scale = spec->scale, c->adapter_joint = spec->joint;
+        c->adapter_rank = spec->rank, c->adapter_scale = spec->scale,
+        c->adapter_replicated = spec->replicated;
         code = param_table_adapt(t, c, adapted, err);
     }
     free(adapted);

@@ -14,7 +14,7 @@
 typedef struct AdapterSpec {
     int64_t rank;             /* r; 0: none */
     double scale;             /* s */
-    bool joint;               /* TP may shard the matrices (param_is_joint) */
+    bool replicated;          /* TP may shard the matrices (param_is_replicated) */
     const char *match;        /* pattern of matrix names; "": all that can have one. NULL: use `names` */
     const char *const *names; /* [count] of matrices, such as model.layers.0.self_attn.q_proj.weight */
     int count;

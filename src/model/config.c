@@ -31,7 +31,7 @@ static int64_t mamba_read(const ModelConfig *c) {
 /* Intermediate widths (r) of the adapters of heads that are made from latents: of keys and values, and of
  * queries where these have a latent. */
 static int64_t latent_inner(const ModelConfig *c) {
-    return c->adapter_joint ? (c->q_lora_rank > 0 ? 2 : 1) * c->adapter_rank : 0;
+    return c->adapter_replicated ? (c->q_lora_rank > 0 ? 2 : 1) * c->adapter_rank : 0;
 }
 
 static int64_t widest_latent(const ModelConfig *c) {
@@ -91,7 +91,7 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_LATENT_KEY: return c->kv_lora_rank;
     case DIM_LATENT_DOWN: return c->kv_lora_rank + c->qk_rope_head_dim;
     case DIM_LATENT_WIDEST: return widest_latent(c);
-    case DIM_LATENT_TURNED: return c->qk_rope_head_dim;
+    case DIM_LATENT_ROPE: return c->qk_rope_head_dim;
     case DIM_LATENT_MADE: return c->q_lora_rank + c->kv_lora_rank + c->qk_rope_head_dim + latent_inner(c);
     case DIM_LATENT_ALL:
         return (c->q_lora_rank > 0 ? c->q_lora_rank : query) + c->kv_lora_rank + c->qk_rope_head_dim;
@@ -143,14 +143,14 @@ static void shorten(LayerSet *s, int64_t layers) {
  * has another base there, and OLMo 3 scales only the layers without windows. */
 BlockShape model_block(const ModelConfig *c, int64_t layer) {
     bool window = c->sliding_window > 0 && layer_set_has(c->windows, layer);
-    bool turned = !arch_of(c)->learned_positions && !layer_set_has(c->no_rope, layer);
+    bool rotated = !arch_of(c)->learned_positions && !layer_set_has(c->no_rope, layer);
     return (BlockShape){.mixer = mixer_of(&c->mixers, layer),
                         .experts = c->num_experts > 0 && layer >= c->first_k_dense_replace &&
                                    !layer_set_has(c->dense_layers, layer),
                         .window = window ? c->sliding_window : 0,
                         .chunked = window && arch_of(c)->chunks,
-                        .scaled = !turned && c->attn_scale > 0,
-                        .rotation = !turned                                ? -1
+                        .scaled = !rotated && c->attn_scale > 0,
+                        .rotation = !rotated                               ? -1
                                     : window && arch_of(c)->local_rotation ? 1
                                                                            : 0};
 }

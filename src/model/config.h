@@ -118,11 +118,11 @@ typedef struct ModelConfig {
     int64_t q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim;
     double router_aux_loss_coef; /* coefficient of the balance loss, if output_router_logits */
     bool tie_word_embeddings, attention_bias, mlp_bias;
-    bool mtp_module; /* train.mtp_kind: an MTP module (layers/mtp.c) in place of MTP heads */
-    bool mtp_joint;  /* TP may shard matrices: the MTP module's own is replicated. Not in config.json */
+    bool mtp_module;     /* train.mtp_kind: an MTP module (layers/mtp.c) in place of MTP heads */
+    bool mtp_replicated; /* TP may shard matrices: the MTP module's own is replicated. Not in config.json */
     /* With an MTP module and a TP-sharded vocabulary: rows that each rank reserves, of which it may use
      * fewer; 0: as many as it has. Not in config.json. */
-    int64_t vocab_room;
+    int64_t vocab_capacity;
     /* Experts are chosen by score plus a bias, which the family's config.json cannot express. */
     bool balance_bias;
     bool use_qk_norm;          /* with QK_NORM_PLAIN (families/family.h): heads with RoPE are normed */
@@ -135,10 +135,10 @@ typedef struct ModelConfig {
     /* Adapters (model/adapters.h), not in config.json. adapter_rank 0: none. */
     int64_t adapter_rank;
     double adapter_scale;
-    bool adapter_joint; /* TP may shard the matrices: one side of each adapter is replicated */
+    bool adapter_replicated; /* TP may shard the matrices: one side of each adapter is replicated */
     /* Expert parallelism: size of the EP group, and this rank's index in it, which selects its experts. Not
      * in config.json. 0 ranks: all experts are local. */
-    int64_t expert_ranks, expert_place;
+    int64_t expert_ranks, expert_rank;
     int64_t mtp_depth; /* train.mtp_depth: not in config.json; at most MTP_DEPTH_MAX */
 } ModelConfig;
 enum { MTP_DEPTH_MAX = 4 };
@@ -156,7 +156,7 @@ static inline int64_t model_own_experts(const ModelConfig *c) {
     return c->num_experts / model_expert_ranks(c);
 }
 static inline int64_t model_first_expert(const ModelConfig *c) {
-    return c->expert_place * model_own_experts(c);
+    return c->expert_rank * model_own_experts(c);
 }
 
 /* Number of blocks, including that of the MTP module, which is numbered after the last one. */
@@ -236,7 +236,7 @@ typedef enum Dim {
     DIM_LATENT_KEY,     /* of keys and values */
     DIM_LATENT_DOWN,    /* latent of keys and values, and the common key */
     DIM_LATENT_WIDEST,  /* the widest of the two latents and the common key */
-    DIM_LATENT_TURNED,  /* R: width of the common key */
+    DIM_LATENT_ROPE,    /* R: width of the common key */
     DIM_LATENT_MADE,    /* all of a token that heads are made of: both latents, and the common key */
     DIM_LATENT_ALL,     /* queries or their latent, and DIM_LATENT_DOWN */
     DIM_LATENT_UP,      /* per-head keys (without RoPE) and values, all heads */

@@ -35,7 +35,7 @@ static unsigned facts_of(const ModelConfig *c) {
            (a->expert_bias ? WHEN_EXPERT_BIAS : 0) | (c->conv_size > 0 ? WHEN_CONV : 0) |
            (c->n_shared_experts > 0 ? WHEN_SHARED : 0) | (a->sigmoid_router ? WHEN_CORRECTION_BIAS : 0) |
            (c->balance_bias ? WHEN_BALANCE_BIAS : 0) |
-           (c->q_lora_rank > 0 ? WHEN_LATENT_QUERIES : WHEN_WHOLE_QUERIES);
+           (c->q_lora_rank > 0 ? WHEN_LATENT_QUERIES : WHEN_FULL_QUERIES);
 }
 
 bool param_present(const ModelConfig *c, const ParamRow *row) {
@@ -107,9 +107,9 @@ static Cost op_cost(const ModelConfig *c, int unit, const LayerOp *op, int64_t c
         double product = 2 * (double)model_dim(c, op->product->out) * (double)model_dim(c, op->product->in);
         if (op->product->weight->expert || op->product->weight->fused)
             product *= (double)c->num_experts_per_tok;
-        cost = op->fused                                ? (Cost){3 * product, 0, 0}
-               : param_is_joint(c, op->product->weight) ? (Cost){product, 2 * product, 0}
-                                                        : (Cost){product, product, product};
+        cost = op->fused                                     ? (Cost){3 * product, 0, 0}
+               : param_is_replicated(c, op->product->weight) ? (Cost){product, 2 * product, 0}
+                                                             : (Cost){product, product, product};
     }
     if (op->more) {
         Cost more = op->more(c, unit, context);

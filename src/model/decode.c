@@ -118,7 +118,7 @@ void decoder_restart(Decoder *g) {
     if (g->fed && g->model.context > 1) set_context(g, 1);
 }
 
-int64_t decoder_room(const Decoder *g) { return g->cache.positions - g->cache.start; }
+int64_t decoder_tokens_left(const Decoder *g) { return g->cache.positions - g->cache.start; }
 
 /* Positions count from the beginning of the sequence, not of the chunk, since keys are cached after rotation.
  * The host's copy may be freed at once: an upload reads it when it is enqueued (device.h, the contract,
@@ -166,7 +166,7 @@ static void feed(Decoder *g, const int32_t *ids, int64_t count, float *logits) {
 
 /* When the sequence becomes too long for its angles (longrope), all of it is fed again. */
 void decoder_feed(Decoder *g, const int32_t *ids, int64_t count, float *logits) {
-    CHECK(count <= decoder_room(g));
+    CHECK(count <= decoder_tokens_left(g));
     int64_t before = g->cache.start;
     if (g->fed) memcpy(g->fed + before, ids, (size_t)count * sizeof *ids);
     if (g->fed && g->model.context == 1 && rotation_is_long(&g->model.config, before + count)) {

@@ -23,10 +23,10 @@ size_t decoder_bytes(const Model *m, int64_t positions, int64_t chunk);
 ErrorCode decoder_open(Decoder *g, const Model *m, const Weights *weights, Device *d, int64_t positions,
                        int64_t chunk, Error *err);
 void decoder_close(Decoder *g);
-void decoder_restart(Decoder *g);       /* forgets the sequence */
-int64_t decoder_room(const Decoder *g); /* tokens that still fit */
-/* Appends `count` tokens (at most decoder_room) to the sequence. Writes the logits [V] of the last one to
- * host memory, unless `logits` is NULL. */
+void decoder_restart(Decoder *g);              /* forgets the sequence */
+int64_t decoder_tokens_left(const Decoder *g); /* tokens that still fit */
+/* Appends `count` tokens (at most decoder_tokens_left) to the sequence. Writes the logits [V] of the last one
+ * to host memory, unless `logits` is NULL. */
 void decoder_feed(Decoder *g, const int32_t *ids, int64_t count, float *logits);
 
 #endif

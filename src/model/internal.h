@@ -41,7 +41,7 @@ typedef struct UnitTensors {
     void *dn;      /* [T, h] gradient of a layer's input; during recomputation, the layer's result */
     void *dstream; /* [T, h] gradient of a stream that begins in the unit; NULL: the stream passes through */
     Shared shared;
-    AdapterRoom adapters;
+    AdapterScratch adapters;
     SublayerTensors sublayers[UNIT_SUBLAYERS];
 } UnitTensors;
 

@@ -61,7 +61,7 @@ static Flat flat_of(const Treatment *f, int unit, const ModelConfig *c, const Pa
                     int count, int i) {
     bool experts = param_is_of_experts(rows[i]);
     if (rows[i]->cols == DIM_NONE && experts) return FLAT_EXPERT_VECTORS;
-    if (rows[i]->cols == DIM_NONE || param_is_joint(c, rows[i])) return FLAT_VECTORS;
+    if (rows[i]->cols == DIM_NONE || param_is_replicated(c, rows[i])) return FLAT_VECTORS;
     bool frozen = group_is_frozen(f, unit, c, rows, count, i);
     if (experts) return frozen ? FLAT_FROZEN_EXPERTS : FLAT_EXPERTS;
     return frozen ? FLAT_FROZEN : FLAT_MATRICES;
@@ -115,7 +115,7 @@ static void measure(Param *p, const ModelConfig *c) {
     find_matrices(p, c);
 }
 
-Param param_whole(const ModelConfig *c, const Param *p) {
+Param param_unsharded(const ModelConfig *c, const Param *p) {
     Param whole = *p;
     measure(&whole, c);
     return whole;
@@ -139,8 +139,8 @@ static void name_adapter(Param *p) {
              p->row->rows == DIM_ADAPTER ? 'A' : 'B');
 }
 
-static int64_t room_of(const Param *p, const ModelConfig *c) {
-    return p->row->rows == DIM_VOCAB && c->vocab_room > 0 ? c->vocab_room * p->cols : p->count;
+static int64_t capacity_of(const Param *p, const ModelConfig *c) {
+    return p->row->rows == DIM_VOCAB && c->vocab_capacity > 0 ? c->vocab_capacity * p->cols : p->count;
 }
 
 /* Appends a parameter to its flat: without a gap where it continues a group, so that the group is one matrix
@@ -169,13 +169,13 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
                  .transposed = transposed,
                  .frozen = frozen,
                  .flat = flat,
-                 .place = remote ? 0 : *size};
+                 .offset = remote ? 0 : *size};
     set_name(p, f, name);
     if (row->adapts) name_adapter(p);
     measure(p, c);
-    p->room = room_of(p, c);
+    p->capacity = capacity_of(p, c);
     t->elements += p->count;
-    if (!remote) *size += (size_t)p->room;
+    if (!remote) *size += (size_t)p->capacity;
 }
 
 /* Adds the rows first <= i < end that belong to this flat, for one expert. */
@@ -319,7 +319,7 @@ const Param *param_of_expert(const ParamTable *t, int unit, const ParamRow *row,
 int64_t param_expert_step(const ParamTable *t, const Param *first) {
     if (first->row->fused) return first->count / first->fused;
     const Param *next = next_expert(t, first);
-    return next && !next->remote ? (int64_t)(next->place - first->place) : 0;
+    return next && !next->remote ? (int64_t)(next->offset - first->offset) : 0;
 }
 
 const Param *param_adapter(const ParamTable *t, const Param *matrix, AdapterPart which) {
@@ -338,9 +338,9 @@ TpStyle param_tp_style(const ParamRow *row) {
     return row->adapts->tp == side ? side : REPLICATED;
 }
 
-bool param_is_joint(const ModelConfig *c, const ParamRow *row) {
-    if (row->joint) return c->mtp_joint;
-    return row->adapts && !row->adapts->latent && c->adapter_joint && param_tp_style(row) == REPLICATED;
+bool param_is_replicated(const ModelConfig *c, const ParamRow *row) {
+    if (row->replicated) return c->mtp_replicated;
+    return row->adapts && !row->adapts->latent && c->adapter_replicated && param_tp_style(row) == REPLICATED;
 }
 
 bool param_sees_all(const ParamRow *row) {

@@ -49,7 +49,7 @@ typedef enum When {
     WHEN_SHARED = 131072,          /* shared experts: all tokens go through them */
     WHEN_CORRECTION_BIAS = 262144, /* a bias is added to the scores by which experts are chosen */
     WHEN_LATENT_QUERIES = 524288,  /* MLA: queries are made from a latent */
-    WHEN_WHOLE_QUERIES = 1048576,  /* MLA: queries are made directly from the hidden state */
+    WHEN_FULL_QUERIES = 1048576,   /* MLA: queries are made directly from the hidden state */
     WHEN_QK_ROW_NORM = 2097152,    /* queries of all heads of a token are normed as one row; so are keys */
     WHEN_BALANCE_BIAS = 4194304    /* as WHEN_CORRECTION_BIAS, in families whose files have none */
 } When;
@@ -80,7 +80,7 @@ typedef enum InitRole {
 
 /* The flats of a unit's buffer. A unit need not have all. */
 typedef enum Flat {
-    FLAT_VECTORS,        /* norms, biases and replicated matrices (param_is_joint): held in fp32 */
+    FLAT_VECTORS,        /* norms, biases and replicated matrices (param_is_replicated): held in fp32 */
     FLAT_MATRICES,       /* read by products, in the compute dtype */
     FLAT_EXPERTS,        /* likewise, of experts: sharded over ep */
     FLAT_EXPERT_VECTORS, /* biases of experts, held in fp32: sharded over ep */
@@ -98,18 +98,18 @@ typedef struct ParamRow {
     unsigned when;    /* mask of When */
     TpStyle tp;
     InitRole init;
-    bool decays;     /* has weight decay by default */
-    bool fixed;      /* bias by which experts are chosen: never changed by a gradient */
-    bool beside;     /* files of the family cannot hold it: it is stored with the optimizer's states */
-    bool continues;  /* follows the row before it without a gap (invariant 2) */
-    bool expert;     /* one for each expert, whose index replaces the `*` of the name */
-    bool router;     /* of experts: on all ranks of tp and ep */
-    bool latent;     /* makes MLA latents: on all ranks of tp, which shard the heads made from them */
-    bool of_latents; /* makes heads from latents: reads those of all tokens, not the stream */
-    bool fused;      /* one for all experts, one after the other, matrices as [inputs, outputs]; sharded over
+    bool decays;      /* has weight decay by default */
+    bool fixed;       /* bias by which experts are chosen: never changed by a gradient */
+    bool with_states; /* files of the family cannot hold it: it is stored with the optimizer's states */
+    bool continues;   /* follows the row before it without a gap (invariant 2) */
+    bool expert;      /* one for each expert, whose index replaces the `*` of the name */
+    bool router;      /* of experts: on all ranks of tp and ep */
+    bool latent;      /* makes MLA latents: on all ranks of tp, which shard the heads made from them */
+    bool of_latents;  /* makes heads from latents: reads those of all tokens, not the stream */
+    bool fused;       /* one for all experts, one after the other, matrices as [inputs, outputs]; sharded over
                        ep by expert, unless it is a router's */
-    bool joint;      /* a matrix that ranks of tp replicate: param_is_joint */
-    bool outside;    /* not in a block: its name has no prefix */
+    bool replicated;  /* a matrix that ranks of tp replicate: param_is_replicated */
+    bool outside;     /* not in a block: its name has no prefix */
     /* For A [r, inputs] and B [outputs, r] of an adapter: the row of the adapted matrix. A model has such
      * rows once param_table_adapt has added adapters; its config.json never asks for them. */
     const struct ParamRow *adapts;
@@ -133,11 +133,11 @@ typedef struct Param {
     int64_t fused;      /* local experts in it, each with rows / fused rows; 1: not fused */
     bool transposed;    /* stored [inputs, outputs]: rows and cols of the row are swapped */
     int64_t count;      /* elements */
-    int64_t room;       /* elements reserved for it: count, or more (ModelConfig.vocab_room) */
+    int64_t capacity;   /* elements reserved for it: count, or more (ModelConfig.vocab_capacity) */
     bool frozen; /* not trained. Vectors, and matrices whose group is trained, still have a gradient when
                            frozen; it is not used */
     Flat flat;
-    size_t place;                         /* offset in its flat, in elements; 0 if remote */
+    size_t offset;                        /* offset in its flat, in elements; 0 if remote */
     int matrix_count;                     /* per fused expert */
     ParamMatrix matrices[PARAM_MATRICES]; /* [matrix_count]: itself, or its parts; a vector has none */
 } Param;
@@ -158,7 +158,7 @@ int param_matrices(const Param *p);
 ParamMatrix param_matrix(const Param *p, int k);
 /* The unsharded parameter: p, which may be one rank's shard, with the rows, columns, elements and matrices
  * that it has in the model c. Its place and its number of fused experts stay those of p. */
-Param param_whole(const ModelConfig *c, const Param *p);
+Param param_unsharded(const ModelConfig *c, const Param *p);
 /* Shape of the parameter in files of the model c, where p may be one rank's shard: [rows] or [rows, cols],
  * with fused experts [experts, ...]. Returns the number of dimensions. */
 enum { PARAM_RANK = 3 };
@@ -190,7 +190,7 @@ TpStyle param_tp_style(const ParamRow *row);
 /* Whether ranks of tp replicate it and each makes its gradient from local tokens only, as for a norm, so that
  * gradients are summed over tp: the side of an adapter that is not sharded, and the matrix of an MTP module,
  * where TP may shard the others. It lies in FLAT_VECTORS. */
-bool param_is_joint(const ModelConfig *c, const ParamRow *row);
+bool param_is_replicated(const ModelConfig *c, const ParamRow *row);
 /* Whether ranks of tp replicate it and each makes its complete gradient from all tokens: routers, matrices
  * that make latents, adapters of these, and the replicated sides of adapters that read latents. */
 bool param_sees_all(const ParamRow *row);

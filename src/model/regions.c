@@ -35,8 +35,8 @@ static const TensorRow rstd_row = {EXTENT_OWN, DIM_ONE, ELEMENT_FP32, LIFE_SAVED
                        dy_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, true, NEED_ALWAYS},
                        result_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SAVED, false, NEED_ALWAYS},
                        dn_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_ALWAYS},
-                       whole_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_COMPUTE,
-                                    LIFE_SCRATCH,  false,      NEED_ALWAYS},
+                       full_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_COMPUTE,
+                                   LIFE_SCRATCH,  false,      NEED_ALWAYS},
                        partials_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_FP32,
                                        LIFE_SCRATCH,  false,      NEED_ALWAYS},
                        inner_row = {EXTENT_OWN, DIM_ADAPTER, ELEMENT_COMPUTE, LIFE_INPUT, false, NEED_ALWAYS};
@@ -141,7 +141,7 @@ static void *take(Cursor *c, const Model *m, const TensorRow *row) {
 
 /* Whether a layer has a product whose adapter saves x A^T because its B is replicated; at most one has. */
 static bool keeps_inner(const Model *m, const Layer *l, int unit) {
-    for (int i = 0; m->config.adapter_joint && i < l->op_count; i++) {
+    for (int i = 0; m->config.adapter_replicated && i < l->op_count; i++) {
         const Product *p = l->ops[i].product;
         if (p && p->weight->tp == ROW_PARALLEL && product_adapters(m, unit, p) > 0) return true;
     }
@@ -178,8 +178,8 @@ static void *take_scratch(Cursor *c, size_t bytes) {
 static void take_shared(Cursor *c, const Model *m, int unit, Shared *out) {
     if (m->tp.size == 1) return;
     bool head = unit == m->table.units - 1;
-    out->whole = take(c, m, &whole_row);
-    out->dwhole = take(c, m, &whole_row);
+    out->full = take(c, m, &full_row);
+    out->dfull = take(c, m, &full_row);
     out->partials = take(c, m, &partials_row);
     int64_t inner = unit_widest_inner(m, unit);
     if (inner > 0) out->inner = take_scratch(c, (size_t)(m->tokens * inner) * sizeof *out->inner);
@@ -187,7 +187,7 @@ static void take_shared(Cursor *c, const Model *m, int unit, Shared *out) {
 }
 
 /* As wide as the widest output of the unit's adapters. */
-static void take_adapters(Cursor *c, const Model *m, int unit, AdapterRoom *out) {
+static void take_adapters(Cursor *c, const Model *m, int unit, AdapterScratch *out) {
     const ParamTable *t = &m->table;
     Dim widest = DIM_NONE;
     for (int i = t->unit_first[unit]; m->config.adapter_rank > 0 && i < t->unit_first[unit + 1]; i++) {
@@ -200,18 +200,18 @@ static void take_adapters(Cursor *c, const Model *m, int unit, AdapterRoom *out)
         c, m, &(TensorRow){EXTENT_TOKENS, DIM_ADAPTER, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_ALWAYS});
     out->outer =
         take(c, m, &(TensorRow){EXTENT_TOKENS, widest, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_ALWAYS});
-    if (!m->config.adapter_joint) return;
+    if (!m->config.adapter_replicated) return;
     bool wide = model_dim(&m->config, DIM_LATENT_WIDEST) > m->config.hidden_size;
-    out->joint = take(c, m,
-                      &(TensorRow){EXTENT_ADAPTER, wide ? DIM_LATENT_WIDEST : DIM_HIDDEN, ELEMENT_NARROW,
-                                   LIFE_SCRATCH, false, NEED_ALWAYS});
+    out->replicated = take(c, m,
+                           &(TensorRow){EXTENT_ADAPTER, wide ? DIM_LATENT_WIDEST : DIM_HIDDEN, ELEMENT_NARROW,
+                                        LIFE_SCRATCH, false, NEED_ALWAYS});
     if (m->tp.size > 1)
         out->apart =
             take(c, m, &(TensorRow){EXTENT_OWN, DIM_ADAPTER, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_ALWAYS});
 }
 
 /* Elements of an MTP module's matrix. */
-static size_t joint_elements(const Model *m) {
+static size_t replicated_elements(const Model *m) {
     return (size_t)(model_dim(&m->config, DIM_HIDDEN) * model_dim(&m->config, DIM_JOINED));
 }
 
@@ -227,8 +227,8 @@ static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
     if (begins) out->dstream = take(c, m, &dy_row), out->sublayers[0].result = out->sublayers[1].x;
     take_shared(c, m, unit, &out->shared);
     take_adapters(c, m, unit, &out->adapters);
-    if (begins && m->config.mtp_joint && m->compute != DTYPE_F32)
-        out->adapters.joint = take_scratch(c, joint_elements(m) * dtype_bytes(m->compute));
+    if (begins && m->config.mtp_replicated && m->compute != DTYPE_F32)
+        out->adapters.replicated = take_scratch(c, replicated_elements(m) * dtype_bytes(m->compute));
 }
 
 void unit_tensors(const Model *m, int unit, char *slab, char *keep, char *scratch, UnitTensors *out) {

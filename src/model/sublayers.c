@@ -219,7 +219,7 @@ int unit_collectives(const ModelConfig *c, int unit, UnitCollective out[UNIT_COL
 }
 
 /* A forward pass runs ops in ascending order; dgrad and wgrad in descending order. */
-int collective_place(const UnitCollective *c) {
+int collective_cut(const UnitCollective *c) {
     uint32_t ops = collective_ops(c);
     bool ahead = c->row->passes & (IN_FORWARD | IN_RECOMPUTE);
     int lowest = __builtin_ctz(ops), above = 32 - __builtin_clz(ops);

@@ -85,7 +85,7 @@ static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
                        .own_x = t->n,
                        .input = r->u->slab,
                        .dstream = r->dstream,
-                       .x = is_shared(r) ? shared->whole : t->n,
+                       .x = is_shared(r) ? shared->full : t->n,
                        .y = partials ? shared->partials : result_of(r, step->sublayer, result)};
 }
 
@@ -198,7 +198,7 @@ static void backward_layer(const Run *r, const Step *step, Grads grads) {
     Grads pass = r->u->together ? BOTH_GRADS : grads;
     if (pass == DGRAD && step->last) keep_gradient(r, step->sublayer);
     w.own_dy = result_gradient(r, step->sublayer, pass);
-    w.dy = is_shared(r) ? shared->dwhole : w.own_dy;
+    w.dy = is_shared(r) ? shared->dfull : w.own_dy;
     bool partials = has_partials(r, step->sublayer, UNIT_DX);
     w.dx = alone ? r->u->dx : partials ? (void *)shared->partials : r->tensors.dn;
     step->op->backward(&w, grads);
@@ -253,8 +253,8 @@ static void *tensor_of(const Run *r, const Exchange *x, int tensor, PassKind pas
     case UNIT_DX: return r->tensors.dn;
     case UNIT_Y: return result_of(r, x->at.sublayer, pass == PASS_RECOMPUTE ? r->tensors.dn : r->out);
     case UNIT_DY: return (void *)(uintptr_t)result_gradient(r, x->at.sublayer, grads);
-    case FULL_X: return shared->whole;
-    case FULL_DY: return shared->dwhole;
+    case FULL_X: return shared->full;
+    case FULL_DY: return shared->dfull;
     case PARTIALS: return shared->partials;
     case LOSS_RECORDS: return shared->records;
     default: return t->layer[tensor];
@@ -269,7 +269,7 @@ static const Product *adapted_by(const Collective *row, const Step *step) {
 
 int64_t unit_inner_width(const Model *m, int unit, const UnitCollective *c) {
     Step steps[UNIT_OPS];
-    if (!m->config.adapter_joint) return 0;
+    if (!m->config.adapter_replicated) return 0;
     unit_steps(&m->config, unit, steps);
     const Product *p = adapted_by(c->row, op_of(steps, c));
     return p ? product_adapters(m, unit, p) * m->config.adapter_rank : 0;
@@ -278,7 +278,7 @@ int64_t unit_inner_width(const Model *m, int unit, const UnitCollective *c) {
 int64_t unit_widest_inner(const Model *m, int unit) {
     UnitCollective rows[UNIT_COLLECTIVES];
     int64_t widest = 0;
-    int count = m->config.adapter_joint ? unit_collectives(&m->config, unit, rows) : 0;
+    int count = m->config.adapter_replicated ? unit_collectives(&m->config, unit, rows) : 0;
     for (int i = 0; i < count; i++) {
         int64_t width = unit_inner_width(m, unit, &rows[i]);
         if (width > widest) widest = width;
@@ -410,7 +410,7 @@ static LayerPass dispatch_pass(const Run *r, int op, DispatchPass way) {
     LayerPass w = layer_pass(r, step, r->u->out ? r->u->out : r->tensors.dn);
     if (way == DISPATCH_FORWARD) return w;
     w.own_dy = result_gradient(r, step->sublayer, BOTH_GRADS);
-    w.dy = is_shared(r) ? r->tensors.shared.dwhole : w.own_dy;
+    w.dy = is_shared(r) ? r->tensors.shared.dfull : w.own_dy;
     /* sums over all experts of a token */
     w.dx = is_shared(r) ? (void *)r->tensors.shared.partials : r->tensors.dn;
     return w;

@@ -53,7 +53,7 @@ typedef struct TpGroup {
  *     heads   0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3
  *     keys    0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0 */
 typedef struct CpGroup {
-    int ranks, place, exact_chunks;
+    int ranks, rank, exact_chunks;
     bool keys; /* all-gather of KV; false: all-to-all. Always false with one rank */
 } CpGroup;
 #define ALL_TOKENS ((CpGroup){1, 0, 0, false})
@@ -140,13 +140,13 @@ static inline int64_t model_all_tokens(const Model *m) { return m->tokens * m->c
  * They lie one after the other in local memory. */
 static inline int model_cp_chunks(const Model *m) { return m->cp.keys ? 2 : 1; }
 static inline int64_t model_cp_chunk(const Model *m) { return m->tokens / model_cp_chunks(m); }
-static inline int64_t model_cp_chunk_first(const Model *m, int place, int i) {
-    return (i == 0 ? place : 2 * m->cp.ranks - 1 - place) * model_cp_chunk(m);
+static inline int64_t model_cp_chunk_first(const Model *m, int rank, int i) {
+    return (i == 0 ? rank : 2 * m->cp.ranks - 1 - rank) * model_cp_chunk(m);
 }
 /* Index among the tokens of all ranks of the i-th token of the rank at `place`. */
-static inline int64_t model_token(const Model *m, int place, int64_t i) {
+static inline int64_t model_token(const Model *m, int rank, int64_t i) {
     int64_t each = model_cp_chunk(m);
-    return model_cp_chunk_first(m, place, (int)(i / each)) + i % each;
+    return model_cp_chunk_first(m, rank, (int)(i / each)) + i % each;
 }
 /* Loss records of this rank's tokens. */
 static inline int64_t model_records(const Model *m) { return m->tokens * m->tp.splits; }
@@ -182,7 +182,7 @@ static inline int model_runs(const Model *m) {
     return model_exact_chunks(m) > model_cp_chunks(m) ? model_exact_chunks(m) : model_cp_chunks(m);
 }
 static inline int64_t model_run_first(const Model *m, int i) {
-    return model_token(m, m->cp.place, i * (m->tokens / model_runs(m)));
+    return model_token(m, m->cp.rank, i * (m->tokens / model_runs(m)));
 }
 /* Tokens of one split, where a sum over tokens is split. */
 static inline int64_t model_token_split(const Model *m) {
@@ -275,7 +275,7 @@ enum { UNIT_COLLECTIVES = 32 }; /* at most: sets of them are 32-bit masks */
 int unit_collectives(const ModelConfig *c, int unit, UnitCollective out[UNIT_COLLECTIVES]);
 /* Mask of its ops, by index in the unit; and the index of the op before which it runs. */
 static inline uint32_t collective_ops(const UnitCollective *c) { return c->row->ops << c->first; }
-int collective_place(const UnitCollective *c);
+int collective_cut(const UnitCollective *c);
 /* Mask of the ops that run on the ranks of their experts under expert parallelism. */
 uint32_t unit_dispatched(const ModelConfig *c, int unit);
 /* Whether the model has this collective with this CP group. */

@@ -8,7 +8,7 @@ Dtype flat_dtype(Flat flat, Dtype compute) { return flat_of_vectors(flat) ? DTYP
  * wgrad asks for some weights, but reads none. */
 static const void *weight(const Weights *w, const Param *p) {
     const char *flat = w->units[p->unit].flats[p->flat];
-    return flat ? flat + p->place * dtype_bytes(flat_dtype(p->flat, w->compute)) : NULL;
+    return flat ? flat + p->offset * dtype_bytes(flat_dtype(p->flat, w->compute)) : NULL;
 }
 
 const float *weights_vector(const Weights *w, const Param *p) { return weight(w, p); }
@@ -18,11 +18,11 @@ const void *weights_matrix(const Weights *w, const Param *p) { return weight(w, 
  * flat stays. A vector that continues another forms one vector with it, which has one row per split, since
  * the op adds to both at once: so its offset counts within the first row. In an MLP without gate there is no
  * vector to continue. */
-size_t gradient_place(const Gradients *g, const Param *p) {
+size_t gradient_offset(const Gradients *g, const Param *p) {
     size_t rows = p->flat == FLAT_VECTORS && g->rows > 1 ? (size_t)g->rows : 1;
     const Param *first = p;
     while (rows > 1 && first->row->continues && first[-1].row == first->row - 1) first--;
-    return rows * first->place + (p->place - first->place);
+    return rows * first->offset + (p->offset - first->offset);
 }
 
 /* Gradients are fp32 in every flat. */
@@ -30,7 +30,7 @@ float *gradient_of(const Gradients *g, const Param *p) { return gradient_of_exac
 
 float *gradient_of_exact_chunk(const Gradients *g, const Param *p, int exact_chunk) {
     return g->units[p->unit].flats[p->flat] +
-           (size_t)exact_chunk * gradient_exact_chunk(g, p->unit, p->flat) + gradient_place(g, p);
+           (size_t)exact_chunk * gradient_exact_chunk(g, p->unit, p->flat) + gradient_offset(g, p);
 }
 
 float *gradient_tied(const Gradients *g, int exact_chunk) {

@@ -46,6 +46,6 @@ float *gradient_tied(const Gradients *g, int exact_chunk);
 /* Stride in elements from one exact chunk's flat to the next one's. */
 size_t gradient_exact_chunk(const Gradients *g, int unit, Flat flat);
 /* Offset of the parameter in the gradient of its flat, in elements. */
-size_t gradient_place(const Gradients *g, const Param *p);
+size_t gradient_offset(const Gradients *g, const Param *p);
 
 #endif

@@ -303,7 +303,7 @@ ErrorCode audit_next_attempt(const char *run_dir, int64_t *attempt, Error *err) 
 
 /* By attempt, in each first the begin lines, then steps, and within a step by dp rank: audit_check.c
  * processes such ranges. */
-static int by_place(const void *a, const void *b) {
+static int by_step(const void *a, const void *b) {
     const AuditRecord *x = a, *y = b;
 #define COMPARE(field) \
     if (x->field != y->field) return x->field < y->field ? -1 : 1
@@ -350,7 +350,7 @@ static ErrorCode read_logs(AuditRun *run, const glob_t *found, Error *err) {
         TRY(file_map(map, found->gl_pathv[run->file_count], err));
         read_file(run, map);
     }
-    if (run->count) qsort(run->records, run->count, sizeof *run->records, by_place);
+    if (run->count) qsort(run->records, run->count, sizeof *run->records, by_step);
     return OK;
 }
 

@@ -59,27 +59,27 @@ static void violate(Check *c, const char *format, ...) {
 /* ---- records of an attempt: sorted, so each attempt, and in it each step, is a range ---- */
 
 /* Records [from, to) of run->records. */
-typedef struct Stretch {
+typedef struct RecordRange {
     size_t from, to;
-} Stretch;
+} RecordRange;
 
 /* The attempt that ends at record `to`. */
-static Stretch attempt_before(const AuditRun *run, size_t to) {
-    Stretch s = {to, to};
+static RecordRange attempt_before(const AuditRun *run, size_t to) {
+    RecordRange s = {to, to};
     while (s.from > 0 && run->records[s.from - 1].who.attempt == run->records[to - 1].who.attempt) s.from--;
     return s;
 }
 
 /* The records of the step of record `from`, up to `to` at most. */
-static Stretch step_at(const AuditRun *run, size_t from, size_t to) {
-    Stretch s = {from, from};
+static RecordRange step_at(const AuditRun *run, size_t from, size_t to) {
+    RecordRange s = {from, from};
     while (s.to < to && run->records[s.to].step == run->records[from].step) s.to++;
     return s;
 }
 
 /* First record of a step beyond `step` in an attempt; skips its begin lines. By bisection: attempts may have
  * a million records. */
-static size_t first_beyond(const AuditRun *run, Stretch attempt, int64_t step) {
+static size_t first_beyond(const AuditRun *run, RecordRange attempt, int64_t step) {
     size_t low = attempt.from, high = attempt.to;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -95,7 +95,7 @@ static size_t first_beyond(const AuditRun *run, Stretch attempt, int64_t step) {
 /* Each writer must occur once and each dp rank at least once; returns what is missing or repeated, or NULL.
  * Ranks with one dp rank are the stages of a pipeline, which must have seen the same samples; the records are
  * sorted, so they are adjacent. */
-static const char *step_problem(const AuditRun *run, Stretch s, char out[160]) {
+static const char *step_problem(const AuditRun *run, RecordRange s, char out[160]) {
     const AuditRecord *first = &run->records[s.from], *last = &run->records[s.to - 1];
     int wanted = 0;
     for (size_t i = s.from; i < s.to; i++) {
@@ -126,7 +126,7 @@ static const char *step_problem(const AuditRun *run, Stretch s, char out[160]) {
 }
 
 /* `whole`: only if its records are complete and agree. */
-static bool has_step(const AuditRun *run, Stretch attempt, int64_t step, bool whole) {
+static bool has_step(const AuditRun *run, RecordRange attempt, int64_t step, bool whole) {
     char problem[160];
     size_t at = first_beyond(run, attempt, step - 1);
     if (at == attempt.to || run->records[at].step != step) return false;
@@ -162,12 +162,12 @@ static void missing_steps(Check *c, int64_t from, int64_t to, int64_t attempt) {
 
 /* Steps (low, high] of this attempt. A step with a problem still counts, with the samples that it has:
  * otherwise one lost line would look like a hundred missing samples. */
-static void take_steps(Check *c, Stretch attempt, int64_t low, int64_t high) {
+static void take_steps(Check *c, RecordRange attempt, int64_t low, int64_t high) {
     const AuditRun *run = c->run;
     char problem[160];
     int64_t before = low, number = run->records[attempt.from].who.attempt;
     for (size_t i = first_beyond(run, attempt, low); i < attempt.to && run->records[i].step <= high;) {
-        Stretch s = step_at(run, i, attempt.to);
+        RecordRange s = step_at(run, i, attempt.to);
         int64_t step = run->records[i].step;
         missing_steps(c, before + 1, step - 1, number);
         if (step_problem(run, s, problem))
@@ -212,7 +212,7 @@ static void check_draw(Check *c, const AuditRecord *r) {
 
 /* The step after which an attempt began; its ranks must agree on that and on the data. Without a begin line,
  * the step before its first record. */
-static int64_t began_after(Check *c, Stretch attempt) {
+static int64_t began_after(Check *c, RecordRange attempt) {
     const AuditRecord *first = &c->run->records[attempt.from];
     char one[100], other[100];
     if (!first->begin) {
@@ -238,7 +238,7 @@ static int64_t began_after(Check *c, Stretch attempt) {
 
 /* The windows of each source, from the begin line of the latest attempt of the run; earlier ones must
  * agree. */
-static void take_windows(Check *c, Stretch attempt) {
+static void take_windows(Check *c, RecordRange attempt) {
     const AuditRecord *r = &c->run->records[attempt.from];
     if (!r->begin) return;
     check_draw(c, r);
@@ -264,7 +264,7 @@ static void take_windows(Check *c, Stretch attempt) {
 /* The last step of the last attempt. Steps up to the checkpoint must be complete, since their records were
  * synced before it (A2). So an incomplete step after the checkpoint was killed, while one before it lost
  * records. */
-static int64_t last_step(Check *c, Stretch attempt, int64_t after) {
+static int64_t last_step(Check *c, RecordRange attempt, int64_t after) {
     const AuditRun *run = c->run;
     const AuditRecord *last = &run->records[attempt.to - 1];
     char problem[160];
@@ -272,7 +272,8 @@ static int64_t last_step(Check *c, Stretch attempt, int64_t after) {
     size_t from = attempt.to - 1;
     while (from > attempt.from && !run->records[from - 1].begin && run->records[from - 1].step == last->step)
         from--;
-    if (last->step <= c->saved || !step_problem(run, (Stretch){from, attempt.to}, problem)) return last->step;
+    if (last->step <= c->saved || !step_problem(run, (RecordRange){from, attempt.to}, problem))
+        return last->step;
     c->unfinished = last->step;
     return last->step - 1;
 }
@@ -280,19 +281,19 @@ static int64_t last_step(Check *c, Stretch attempt, int64_t after) {
 /* The latest attempt before record `to` that has `step`, a complete one if there is any; else an empty range.
  * A step that was killed in one attempt and made in another is in both; the complete one was trained from. If
  * none is complete, the incomplete one is taken, so that the violation names it. */
-static Stretch origin_of(const AuditRun *run, size_t to, int64_t step) {
+static RecordRange origin_of(const AuditRun *run, size_t to, int64_t step) {
     for (int whole = 1; whole >= 0; whole--)
-        for (Stretch a = {to, to}; a.from > 0;) {
+        for (RecordRange a = {to, to}; a.from > 0;) {
             a = attempt_before(run, a.from);
             if (has_step(run, a, step, whole)) return a;
         }
-    return (Stretch){0, 0};
+    return (RecordRange){0, 0};
 }
 
 /* Invariant A3. */
 static void follow(Check *c) {
     const AuditRun *run = c->run;
-    Stretch attempt = attempt_before(run, run->count);
+    RecordRange attempt = attempt_before(run, run->count);
     int64_t low = began_after(c, attempt), high = last_step(c, attempt, low);
     if (high < c->saved)
         violate(c, "a checkpoint holds step %" PRId64 ", the last attempt recorded ends with step %" PRId64,
@@ -444,7 +445,7 @@ static void check_epochs_of(Check *c, uint32_t source, const AuditUse *uses, siz
 }
 
 /* Average number of uses of its windows. */
-static void tell_of_source(Check *c, uint32_t source, size_t samples) {
+static void report_source(Check *c, uint32_t source, size_t samples) {
     char count[32];
     if (c->sources < 2 || source >= c->sources || c->windows[source] == 0) return;
     text_printf(&c->by_source, "  source %u: %s samples, read %.3f times\n", source,
@@ -461,7 +462,7 @@ static void check_epochs(Check *c) {
     for (size_t i = 0, j; i < f->use_count; i = j) {
         uint32_t source = f->uses[i].sample.source;
         for (j = i; j < f->use_count && f->uses[j].sample.source == source; j++) {}
-        tell_of_source(c, source, j - i);
+        report_source(c, source, j - i);
         if (source < c->sources)
             /* In a mixture each source has its own epochs; otherwise all sources are drawn from as one, and
              * an epoch ends for all of them at once. */

@@ -176,16 +176,16 @@ void console_format_status(Text *out, const StepMetrics *m, int width, bool unic
     if (isfinite(m->eta)) text_printf(&figures, "  eta %s", clock_duration(m->eta, number));
     double fraction = m->total_steps > 0 ? (double)m->step / (double)m->total_steps : 0;
     fraction = fmin(fmax(fraction, 0), 1);
-    int room = width - 1 - (int)figures.length - 5;
+    int width_left = width - 1 - (int)figures.length - 5;
     /* A longer bar would not show more. */
-    if (room > 40) room = 40;
+    if (width_left > 40) width_left = 40;
     text_printf(out, "%3d%% ", (int)(100 * fraction));
-    if (room >= 8) {
+    if (width_left >= 8) {
         if (colour) text_puts(out, GREEN);
-        add_bar(out, fraction, room, unicode);
+        add_bar(out, fraction, width_left, unicode);
         if (colour) text_puts(out, RESET);
     }
-    int left = width - 1 - 5 - (room >= 8 ? room : 0);
+    int left = width - 1 - 5 - (width_left >= 8 ? width_left : 0);
     /* Figures are ASCII, so bytes are columns. They are truncated if the terminal is too narrow even for
      * them. */
     size_t fits = left < 0 ? 0 : (size_t)left;

@@ -37,9 +37,9 @@
 
 /* ROOM is Linux's default maximum for any process. GLANCE is short compared to the seconds of a wait, and
  * long compared to the cost of a check. */
-#define ROOM (1 << 20)  /* size of the pipe, if the system allows it: some thousand records */
-#define GRACE 1.0       /* seconds between SIGTERM and SIGKILL */
-#define GLANCE 20000000 /* nanoseconds between checks of a child that is to end */
+#define PIPE_BYTES (1 << 20) /* size of the pipe, if the system allows it: some thousand records */
+#define GRACE 1.0            /* seconds between SIGTERM and SIGKILL */
+#define GLANCE 20000000      /* nanoseconds between checks of a child that is to end */
 
 /* ---- starting ---- */
 
@@ -122,7 +122,7 @@ static int start(Listener *l, const char *run_dir, char **argv, int log) {
         close(ends[1]);
         return failed;
     }
-    fcntl(ends[1], F_SETPIPE_SZ, ROOM); /* the default size works, too */
+    fcntl(ends[1], F_SETPIPE_SZ, PIPE_BYTES); /* the default size works, too */
     fcntl(ends[1], F_SETFL, O_NONBLOCK);
     l->fd = ends[1];
     return 0;

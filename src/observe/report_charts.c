@@ -173,14 +173,14 @@ typedef struct NamedCurve {
 } NamedCurve;
 
 /* Appends to the curve of this name, which may be new, with space for `room` points. */
-static void add_named(NamedCurve *curves, size_t room, const char *name, double x, double y) {
+static void add_named(NamedCurve *curves, size_t capacity, const char *name, double x, double y) {
     size_t i = 0;
     while (i < KNOWN && curves[i].name && strcmp(curves[i].name, name) != 0) i++;
     if (i == KNOWN) return;
     NamedCurve *c = &curves[i];
     bool drawn = i < NAMED;
     if (!c->name)
-        *c = (NamedCurve){name, 0, drawn ? new_column(room) : NULL, drawn ? new_column(room) : NULL};
+        *c = (NamedCurve){name, 0, drawn ? new_column(capacity) : NULL, drawn ? new_column(capacity) : NULL};
     if (!drawn) return;
     c->x[c->count] = x;
     c->y[c->count++] = y;

@@ -172,15 +172,15 @@ static void write_measured(Trace *tr, const TimedStep *step) {
 /* ---- arrows ---- */
 
 /* A pass, identified by what is sent to it. */
-typedef struct Place {
+typedef struct ReceivingPass {
     bool forward;
     int unit, microbatch, rank;
     double time; /* when its message had arrived */
-} Place;
+} ReceivingPass;
 
 /* By pass, not by time: bsearch looks for the pass that receives a message. */
-static int compare_places(const void *a, const void *b) {
-    const Place *x = a, *y = b;
+static int compare_passes(const void *a, const void *b) {
+    const ReceivingPass *x = a, *y = b;
     if (x->forward != y->forward) return x->forward ? -1 : 1;
     if (x->unit != y->unit) return x->unit < y->unit ? -1 : 1;
     return (x->microbatch > y->microbatch) - (x->microbatch < y->microbatch);
@@ -193,22 +193,22 @@ static bool takes_messages(ActionKind kind) {
 
 /* Passes of one pipeline in order; the caller frees them. A pipeline consists of the ranks `rank`, rank +
  * pipelines, and so on: pp is the outermost axis of the mesh. */
-static Place *find_places(const Timing *t, const TimedStep *step, int pipeline, size_t *count) {
+static ReceivingPass *find_passes(const Timing *t, const TimedStep *step, int pipeline, size_t *count) {
     size_t most = 0, n = 0;
     for (int rank = pipeline; rank < t->ranks; rank += timing_pipelines(t))
         most += (size_t)step->ranks[rank].count;
-    Place *places = mem_alloc_array(most + 1, sizeof *places);
+    ReceivingPass *passes = mem_alloc_array(most + 1, sizeof *passes);
     for (int rank = pipeline; rank < t->ranks; rank += timing_pipelines(t))
         for (int i = 0; i < step->ranks[rank].count; i++) {
             const TimedAction *a = &step->ranks[rank].actions[i];
             if (!takes_messages(a->action.kind)) continue;
             double time = fmin(a->end, a->start + a->waited);
-            places[n++] =
-                (Place){a->action.kind == ACT_FWD, a->action.unit, a->action.microbatch, rank, time};
+            passes[n++] =
+                (ReceivingPass){a->action.kind == ACT_FWD, a->action.unit, a->action.microbatch, rank, time};
         }
-    qsort(places, n, sizeof *places, compare_places);
+    qsort(passes, n, sizeof *passes, compare_passes);
     *count = n;
-    return places;
+    return passes;
 }
 
 /* Both ends carry one id, by which the format joins them. Ids count over the whole file: otherwise arrows of
@@ -222,16 +222,17 @@ static void write_arrow_end(Trace *tr, const char *phase, int rank, bool forward
     json_end_object(&tr->w);
 }
 
-static void write_arrows_of(Trace *tr, const TimedStep *step, int rank, const Place *places, size_t count) {
+static void write_arrows_of(Trace *tr, const TimedStep *step, int rank, const ReceivingPass *passes,
+                            size_t count) {
     for (int i = 0; i < step->ranks[rank].count; i++) {
         const TimedAction *a = &step->ranks[rank].actions[i];
         bool forward = a->action.kind == ACT_SEND_F;
         if (!forward && a->action.kind != ACT_SEND_B) continue;
         /* Activations go to the next unit, gradients to the previous one. */
-        Place key = {.forward = forward,
-                     .unit = a->action.unit + (forward ? 1 : -1),
-                     .microbatch = a->action.microbatch};
-        const Place *to = bsearch(&key, places, count, sizeof *places, compare_places);
+        ReceivingPass key = {.forward = forward,
+                             .unit = a->action.unit + (forward ? 1 : -1),
+                             .microbatch = a->action.microbatch};
+        const ReceivingPass *to = bsearch(&key, passes, count, sizeof *passes, compare_passes);
         /* A message whose pass was not recorded (in a truncated trace) gets no arrow. */
         if (!to) continue;
         tr->flows++;
@@ -245,10 +246,10 @@ static void write_arrows_of(Trace *tr, const TimedStep *step, int rank, const Pl
 static void write_arrows(Trace *tr, const TimedStep *step) {
     for (int p = 0; p < timing_pipelines(tr->t); p++) {
         size_t count;
-        Place *places = find_places(tr->t, step, p, &count);
+        ReceivingPass *passes = find_passes(tr->t, step, p, &count);
         for (int rank = p; rank < tr->t->ranks; rank += timing_pipelines(tr->t))
-            write_arrows_of(tr, step, rank, places, count);
-        free(places);
+            write_arrows_of(tr, step, rank, passes, count);
+        free(passes);
     }
 }
 

@@ -182,7 +182,7 @@ static ErrorCode check_kept(const ParamGroup *from, int item, int kept, Error *e
 /* Moves what the group's optimizer does not handle to a fallback group after all others; items has space for
  * one per group. */
 static ErrorCode set_separate_group(ParamGroups *g, int item, const ParamTable *t, Error *err) {
-    ParamGroup *from = &g->items[item], beside = *from;
+    ParamGroup *from = &g->items[item], rest = *from;
     int kept = 0, moved = 0;
     if (!from->optimizer->matrices || from->frozen) return OK;
     for (int i = 0; i < t->count; i++) {
@@ -194,11 +194,11 @@ static ErrorCode set_separate_group(ParamGroups *g, int item, const ParamTable *
     TRY(check_kept(from, item, kept, err));
     from->whole = true;
     if (moved == 0) return OK;
-    beside.beside = true;
-    beside.match = from->match ? mem_strdup(from->match) : NULL;
-    beside.settings.kind = OPTIMIZER_ADAMW;
-    beside.optimizer = optimizer_of(OPTIMIZER_ADAMW);
-    g->items[g->count++] = beside;
+    rest.fallback = true;
+    rest.match = from->match ? mem_strdup(from->match) : NULL;
+    rest.settings.kind = OPTIMIZER_ADAMW;
+    rest.optimizer = optimizer_of(OPTIMIZER_ADAMW);
+    g->items[g->count++] = rest;
     return OK;
 }
 
@@ -234,7 +234,7 @@ void param_groups_count(ParamGroups *g, const ParamTable *t, const ModelConfig *
         g->items[i].params = 0, g->items[i].elements = 0, g->items[i].flops = 0;
     for (int i = 0; i < t->count; i++) {
         ParamGroup *group = &g->items[g->of[i]];
-        Param p = whole ? param_whole(whole, &t->params[i]) : t->params[i];
+        Param p = whole ? param_unsharded(whole, &t->params[i]) : t->params[i];
         group->params++;
         group->elements += p.count;
         if (!group->frozen) group->flops += optimizer_flops(group->optimizer, &p);
@@ -379,7 +379,7 @@ static void put_others(const ParamGroup *group, Text *out) {
 }
 
 static void put_name(const ParamGroup *group, Text *out) {
-    if (group->beside) text_puts(out, "beside ");
+    if (group->fallback) text_puts(out, "beside ");
     text_puts(out, group->match ? group->match : group->params ? "the rest" : "the rest: nothing");
 }
 

@@ -17,8 +17,8 @@
 #include "optimizer/optimizer.h"
 
 typedef struct ParamGroup {
-    char *match; /* NULL: the rest */
-    bool beside; /* AdamW fallback: what the optimizer of the group with this pattern does not handle */
+    char *match;   /* NULL: the rest */
+    bool fallback; /* AdamW fallback: what the optimizer of the group with this pattern does not handle */
     OptimizerSettings settings;
     const Optimizer *optimizer;
     bool decays_all; /* weight decay applies to vectors too */

@@ -54,32 +54,32 @@ typedef struct Figure {
 
 static int64_t smaller(const ParamMatrix *m) { return m->rows < m->cols ? m->rows : m->cols; }
 
-typedef struct Room {
+typedef struct Workspace {
     Figure *figure;
     float *x, *next, *gram, *square;
-} Room;
+} Workspace;
 
 /* Offset of each buffer, and total bytes: used for planning and for allocation. */
-typedef struct Places {
+typedef struct WorkspaceOffsets {
     size_t x, next, gram, square, bytes;
-} Places;
+} WorkspaceOffsets;
 
-static Places places_of(const ParamMatrix *m) {
+static WorkspaceOffsets workspace_offsets(const ParamMatrix *m) {
     size_t all = pool_round((size_t)(m->rows * m->cols) * sizeof(float)),
            small = pool_round((size_t)(smaller(m) * smaller(m)) * sizeof(float)),
            x = pool_round(sizeof(Figure));
-    return (Places){x, x + all, x + 2 * all, x + 2 * all + small, x + 2 * all + 2 * small};
+    return (WorkspaceOffsets){x, x + all, x + 2 * all, x + 2 * all + small, x + 2 * all + 2 * small};
 }
 
-static size_t scratch_bytes(const ParamMatrix *m) { return places_of(m).bytes; }
+static size_t scratch_bytes(const ParamMatrix *m) { return workspace_offsets(m).bytes; }
 
-static Room room_in(char *scratch, const ParamMatrix *m) {
-    Places at = places_of(m);
-    return (Room){.figure = (Figure *)(void *)scratch,
-                  .x = (float *)(void *)(scratch + at.x),
-                  .next = (float *)(void *)(scratch + at.next),
-                  .gram = (float *)(void *)(scratch + at.gram),
-                  .square = (float *)(void *)(scratch + at.square)};
+static Workspace workspace_in(char *scratch, const ParamMatrix *m) {
+    WorkspaceOffsets at = workspace_offsets(m);
+    return (Workspace){.figure = (Figure *)(void *)scratch,
+                       .x = (float *)(void *)(scratch + at.x),
+                       .next = (float *)(void *)(scratch + at.next),
+                       .gram = (float *)(void *)(scratch + at.gram),
+                       .square = (float *)(void *)(scratch + at.square)};
 }
 
 /* FLOPs of x x^T, of its square, and of the product with x. */
@@ -94,7 +94,7 @@ static void product(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n,
 }
 
 /* Runs one iteration on x; x and next swap. */
-static void iterate(Device *d, const ParamMatrix *m, Quintic q, Room *r) {
+static void iterate(Device *d, const ParamMatrix *m, Quintic q, Workspace *r) {
     int64_t rows = m->rows, cols = m->cols, least = smaller(m);
     bool wide = rows <= cols;
     product(d, !wide, wide, least, least, wide ? cols : rows, r->x, r->x, r->gram);
@@ -119,8 +119,8 @@ static double scale_of(int kind, double outputs, double inputs) {
 
 static MatrixShape shape_of(const ParamMatrix *m) { return (MatrixShape){m->rows, m->cols, m->row}; }
 
-static void direct(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r,
-                   const ParamMatrix *m, int64_t number, float *x) {
+static void momentum_of(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r,
+                        const ParamMatrix *m, int64_t number, float *x) {
     Muon o = {.momentum = (float)s->momentum, .nesterov = s->nesterov};
     StateStore store = r->store;
     size_t before = (size_t)m->first * dtype_bytes(store.type);
@@ -129,21 +129,21 @@ static void direct(Device *d, const OptimizerSettings *s, const OptimizerStep *s
        (char *)r->state[0] + before, x);
 }
 
-static float *room_of_direction(char *scratch, const ParamMatrix *m) { return room_in(scratch, m).x; }
+static float *momentum_buffer(char *scratch, const ParamMatrix *m) { return workspace_in(scratch, m).x; }
 
-static float *turn(Device *d, const OptimizerSettings *s, const ParamMatrix *m, char *scratch) {
-    Room room = room_in(scratch, m);
-    OP(d, OP_ZERO, zero, room.figure, sizeof *room.figure);
-    OP(d, OP_GRAD_STATS, grad_stats, m->rows * m->cols, room.x, 2.0, &room.figure->unit,
-       &room.figure->squares);
-    OP(d, OP_MUON_NORMALISE, muon_normalise, m->rows * m->cols, &room.figure->squares,
-       iterations[s->muon_coefficients].slack, room.x);
-    for (int i = 0; i < ITERATIONS; i++) iterate(d, m, iterations[s->muon_coefficients].step[i], &room);
-    return room.x;
+static float *orthogonalise(Device *d, const OptimizerSettings *s, const ParamMatrix *m, char *scratch) {
+    Workspace workspace = workspace_in(scratch, m);
+    OP(d, OP_ZERO, zero, workspace.figure, sizeof *workspace.figure);
+    OP(d, OP_GRAD_STATS, grad_stats, m->rows * m->cols, workspace.x, 2.0, &workspace.figure->unit,
+       &workspace.figure->squares);
+    OP(d, OP_MUON_NORMALISE, muon_normalise, m->rows * m->cols, &workspace.figure->squares,
+       iterations[s->muon_coefficients].slack, workspace.x);
+    for (int i = 0; i < ITERATIONS; i++) iterate(d, m, iterations[s->muon_coefficients].step[i], &workspace);
+    return workspace.x;
 }
 
-static void descend(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r,
-                    const ParamMatrix *m, const ParamMatrix *whole, const float *x) {
+static void apply(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r,
+                  const ParamMatrix *m, const ParamMatrix *whole, const float *x) {
     double outputs = (double)(r->of->transposed ? whole->cols : whole->rows),
            inputs = (double)(r->of->transposed ? whole->rows : whole->cols);
     Muon o = {.weight_decay = (float)r->weight_decay,
@@ -152,14 +152,14 @@ static void descend(Device *d, const OptimizerSettings *s, const OptimizerStep *
        r->copy ? r->copy + m->first : NULL);
 }
 
-const MatrixUpdate muon_matrices = {scratch_bytes, flops, direct, room_of_direction, turn, descend};
+const MatrixUpdate muon_matrices = {scratch_bytes, flops, momentum_of, momentum_buffer, orthogonalise, apply};
 
 /* Matrices that are stored as one parameter are still several: q, k and v are updated separately. */
 void muon_update(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r) {
     CHECK(r->of && r->count == r->of->count);
     for (int k = 0; k < param_matrices(r->of); k++) {
         ParamMatrix m = param_matrix(r->of, k);
-        direct(d, s, step, r, &m, r->store.first + m.first, room_of_direction(r->scratch, &m));
-        descend(d, s, step, r, &m, &m, turn(d, s, &m, r->scratch));
+        momentum_of(d, s, step, r, &m, r->store.first + m.first, momentum_buffer(r->scratch, &m));
+        apply(d, s, step, r, &m, &m, orthogonalise(d, s, &m, r->scratch));
     }
 }

@@ -49,15 +49,15 @@ typedef struct MatrixUpdate {
     double (*flops)(const ParamMatrix *m); /* of matrix products */
     /* Writes the direction of the update to x and advances the states to this step. `number` is the index of
      * the matrix's first element in the full parameter, which seeds the rounding of states. */
-    void (*direct)(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r,
-                   const ParamMatrix *m, int64_t number, float *x /* [rows, cols] */);
+    void (*momentum_of)(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r,
+                        const ParamMatrix *m, int64_t number, float *x /* [rows, cols] */);
     /* room: where in the scratch of a matrix its direction must lie, [rows, cols]. turn: computes the step
      * from it and returns where that lies. */
-    float *(*room)(char *scratch, const ParamMatrix *m);
-    float *(*turn)(Device *d, const OptimizerSettings *s, const ParamMatrix *m, char *scratch);
+    float *(*momentum_buffer)(char *scratch, const ParamMatrix *m);
+    float *(*orthogonalise)(Device *d, const OptimizerSettings *s, const ParamMatrix *m, char *scratch);
     /* Applies the step. `whole`: the full matrix of which `m` is the local part. */
-    void (*descend)(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r,
-                    const ParamMatrix *m, const ParamMatrix *whole, const float *x /* [rows, cols] */);
+    void (*apply)(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r,
+                  const ParamMatrix *m, const ParamMatrix *whole, const float *x /* [rows, cols] */);
 } MatrixUpdate;
 
 typedef struct Optimizer {

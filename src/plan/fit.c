@@ -107,11 +107,11 @@ static ErrorCode estimate(Fit *f, Error *err) {
 /* ---- what a split takes ---- */
 
 /* Raises `bytes` to those of a pipeline rank, for its rank of the mesh that needs most. */
-static ErrorCode plan_place(const Config *c, const Layout *l, const Device *d, int place, double *bytes,
-                            Error *err) {
+static ErrorCode plan_pipe_rank(const Config *c, const Layout *l, const Device *d, int pipe_rank,
+                                double *bytes, Error *err) {
     RankPlan p;
     RankSpec spec = rank_spec(c, l, d);
-    ErrorCode code = rank_plan_fullest(&p, &spec, l, place, d, err);
+    ErrorCode code = rank_plan_fullest(&p, &spec, l, pipe_rank, d, err);
     if (code == OK) *bytes = fmax(*bytes, (double)memory_plan_total(rank_memory(&p)));
     rank_plan_free(&p);
     return code;
@@ -121,8 +121,8 @@ ErrorCode fit_measure(const Config *c, const Layout *l, double *bytes, Error *er
     Device d;
     *bytes = 0;
     describe_device(c, &d);
-    for (int place = 0; place < mesh_size(&l->mesh, MESH_PIPELINE); place++)
-        TRY(plan_place(c, l, &d, place, bytes, err));
+    for (int pipe_rank = 0; pipe_rank < mesh_size(&l->mesh, MESH_PIPELINE); pipe_rank++)
+        TRY(plan_pipe_rank(c, l, &d, pipe_rank, bytes, err));
     return OK;
 }
 

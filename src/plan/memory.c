@@ -39,7 +39,7 @@ int gradient_unit(const Program *p, int unit) {
 size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat) {
     size_t at = 0;
     for (int f = 0; f < (int)flat; f++)
-        at += pool_round(partition_whole(p->partition, unit, (Flat)f) *
+        at += pool_round(partition_flat_elements(p->partition, unit, (Flat)f) *
                          dtype_bytes(flat_dtype((Flat)f, m->compute)));
     return at;
 }
@@ -53,8 +53,8 @@ static size_t gradients_of(const Program *p, Flat flat) {
 static size_t flat_bytes(const Program *p, BufferKind kind, int unit) {
     bool fixed = kind >= BUFFER_FLAT_FIXED;
     Flat flat = (Flat)(kind - (fixed ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS));
-    size_t room = gradient_room(p, unit, flat);
-    return pool_round(fixed ? room * sizeof(int64_t) : room * gradients_of(p, flat) * sizeof(float));
+    size_t elements = gradient_elements(p, unit, flat);
+    return pool_round(fixed ? elements * sizeof(int64_t) : elements * gradients_of(p, flat) * sizeof(float));
 }
 
 size_t batch_array_offset(const Model *m, int array) {
@@ -324,24 +324,24 @@ static void place(MemoryPlan *plan) {
 
 /* ---- the plan ---- */
 
-size_t gradient_room(const Program *p, int unit, Flat flat) {
+size_t gradient_elements(const Program *p, int unit, Flat flat) {
     const Partition *part = p->partition;
     const FlatShard *s = &part->flat_shard[unit][flat];
     CommType type = p->exact ? COMM_I64 : COMM_F32;
-    return (size_t)(s->whole + comm_sum_spare(program_inner_ranks(p, s), part->replicas, s->shard,
+    return (size_t)(s->total + comm_sum_spare(program_inner_ranks(p, s), part->replicas, s->shard,
                                               part->replica, type, s->ranges));
 }
 
 /* When gradients are reduced once a step, a rank accumulates gradients of the full flat until then. When they
  * are reduced more often, only its shard has to stay. */
-bool gradient_sums_are_whole(const Program *p) { return p->sync == SYNC_STEP; }
+bool gradient_sums_are_unsharded(const Program *p) { return p->sync == SYNC_STEP; }
 
 size_t gradient_sum_bytes(const Program *p, int unit, Flat flat) {
     size_t element = p->exact ? sizeof(int64_t) : sizeof(float);
     size_t each = p->exact ? 1 : gradients_of(p, flat); /* exact numerics round each one by itself */
     if (!partition_makes_gradient(p->partition, unit)) return 0;
-    return pool_round(element * (gradient_sums_are_whole(p)
-                                     ? each * gradient_room(p, unit, flat)
+    return pool_round(element * (gradient_sums_are_unsharded(p)
+                                     ? each * gradient_elements(p, unit, flat)
                                      : (size_t)p->partition->flat_shard[unit][flat].count));
 }
 
@@ -355,7 +355,7 @@ size_t gradient_partials_bytes(const Program *p, int unit) {
     size_t rows = (size_t)partition_rows(p->partition);
     if (rows == 1 || unit >= p->units || !partition_makes_gradient(p->partition, unit)) return 0;
     return pool_round(rows * gradients_of(p, FLAT_VECTORS) *
-                      partition_whole(p->partition, unit, FLAT_VECTORS) * sizeof(float));
+                      partition_flat_elements(p->partition, unit, FLAT_VECTORS) * sizeof(float));
 }
 
 size_t step_scalars_bytes(int groups) { return sizeof(StepScalars) + (size_t)groups * sizeof(OptimizerStep); }
@@ -528,10 +528,10 @@ size_t memory_plan_taken(const MemoryPlan *plan) {
     return sum;
 }
 
-/* COMM_TURNS workspaces for each axis: one operation fills its workspace while the one before adds up in the
+/* COMM_ACTIVE workspaces for each axis: one operation fills its workspace while the one before adds up in the
  * other. */
 size_t memory_plan_buckets(const MemoryPlan *plan) {
-    return (size_t)plan->reductions * COMM_TURNS * plan->reduction;
+    return (size_t)plan->reductions * COMM_ACTIVE * plan->reduction;
 }
 
 size_t memory_plan_communication(const MemoryPlan *plan) {

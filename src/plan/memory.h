@@ -93,7 +93,7 @@ typedef struct MemoryPlan {
         size_t slots;
         size_t wide; /* [local tokens, h] fp32, where states are bf16 */
     } probe;
-    size_t reduction; /* workspace of one reduction; each group that sums gradients has COMM_TURNS of them */
+    size_t reduction; /* workspace of one reduction; each group that sums gradients has COMM_ACTIVE of them */
     int reductions;   /* number of these groups */
     size_t tie;       /* the shard of a tied gradient that the other rank sends */
     size_t exchange;  /* workspace of the sums over tp or cp inside passes */
@@ -135,14 +135,15 @@ const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int un
 size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat);
 /* Elements that a buffer needs for a flat's full gradient, including the spare ones of a two-step sum
  * (comm_sum_spare). */
-size_t gradient_room(const Program *p, int unit, Flat flat);
+size_t gradient_elements(const Program *p, int unit, Flat flat);
 /* Bytes of the rows, one for each split, in which passes accumulate the gradients of a unit's vectors; they
  * come on top of the sums. 0 with one row. */
 size_t gradient_partials_bytes(const Program *p, int unit);
-/* Persistent gradient memory of a flat of unit u (or of the tied head's gradient). gradient_sums_are_whole:
- * whether sums cover all shards, or only this rank's. gradient_sum_bytes: bytes of the sums while they
- * accumulate. gradient_owned_bytes: bytes of the owned fp32 gradient where it is separate memory, else 0. */
-bool gradient_sums_are_whole(const Program *p);
+/* Persistent gradient memory of a flat of unit u (or of the tied head's gradient).
+ * gradient_sums_are_unsharded: whether sums cover all shards, or only this rank's. gradient_sum_bytes: bytes
+ * of the sums while they accumulate. gradient_owned_bytes: bytes of the owned fp32 gradient where it is
+ * separate memory, else 0. */
+bool gradient_sums_are_unsharded(const Program *p);
 size_t gradient_sum_bytes(const Program *p, int unit, Flat flat);
 size_t gradient_owned_bytes(const Program *p, int unit, Flat flat);
 

@@ -83,7 +83,7 @@ static size_t staging(const RankPlan *p) {
         const Param *param = &p->model.table.params[i];
         if (!partition_counts(&p->partition, param) || param_group(&p->groups, i)->base) continue;
         ParamSegment segment = partition_segment(&p->partition, param);
-        sum += (size_t)(param->row->beside ? 1 : p->spec.staged) * run_bytes(&segment, sizeof(float));
+        sum += (size_t)(param->row->with_states ? 1 : p->spec.staged) * run_bytes(&segment, sizeof(float));
         for (int k = 0; k < param_states(&p->groups, i); k++)
             sum += run_bytes(&segment, param_state_width(&p->groups, i, k));
     }
@@ -109,49 +109,49 @@ static ErrorCode plan_program(RankPlan *p, const Schedule *schedule, GradientSyn
 }
 
 /* The properties of the device on which memory depends. */
-typedef struct Room {
+typedef struct DeviceTraits {
     size_t scratch, granularity, pinned;
     bool separate_memory;
-} Room;
+} DeviceTraits;
 
 /* Enlarges the arenas of training for another program that runs in them. */
-static void make_room(RankPlan *p, const MemoryPlan *other) {
+static void enlarge_arenas(RankPlan *p, const MemoryPlan *other) {
     for (int a = 0; a < ARENAS; a++)
         if (other->arena[a] > p->memory.arena[a]) p->memory.arena[a] = other->arena[a];
 }
 
-static ErrorCode plan_smaller(RankPlan *p, const Schedule *schedule, Room room, Error *err) {
+static ErrorCode plan_smaller(RankPlan *p, const Schedule *schedule, DeviceTraits traits, Error *err) {
     StepPlan *step = &p->smaller[p->smaller_count++];
     /* The same synchronisation as in the full step, whose memory this uses. */
     TRY(plan_program(p, schedule, p->program.sync, &step->program, err));
     memory_plan(&step->memory, &(MemorySpec){.program = &step->program,
                                              .model = &p->model,
                                              .positions = p->spec.positions,
-                                             .device_scratch = room.scratch,
-                                             .separate_memory = room.separate_memory,
-                                             .granularity = room.granularity,
-                                             .pinned = room.pinned});
-    make_room(p, &step->memory);
+                                             .device_scratch = traits.scratch,
+                                             .separate_memory = traits.separate_memory,
+                                             .granularity = traits.granularity,
+                                             .pinned = traits.pinned});
+    enlarge_arenas(p, &step->memory);
     return OK;
 }
 
-static ErrorCode plan_training(RankPlan *p, const Layout *l, Room room, Error *err) {
+static ErrorCode plan_training(RankPlan *p, const Layout *l, DeviceTraits traits, Error *err) {
     TRY(plan_program(p, &l->schedule, p->spec.sync, &p->program, err));
     memory_plan(&p->memory, &(MemorySpec){.program = &p->program,
                                           .model = &p->model,
                                           .positions = p->spec.positions,
-                                          .device_scratch = room.scratch,
-                                          .separate_memory = room.separate_memory,
-                                          .granularity = room.granularity,
-                                          .pinned = room.pinned,
+                                          .device_scratch = traits.scratch,
+                                          .separate_memory = traits.separate_memory,
+                                          .granularity = traits.granularity,
+                                          .pinned = traits.pinned,
                                           .optimizer = &p->groups,
                                           .probes = p->spec.probes,
                                           .noise = p->spec.noise,
                                           .sources = p->spec.sources});
     p->memory.staging = p->spec.staged > 0 ? staging(p) : 0;
-    make_room(p, &p->evaluation_memory);
+    enlarge_arenas(p, &p->evaluation_memory);
     p->smaller = mem_alloc_array((size_t)l->smaller_count, sizeof *p->smaller);
-    for (int i = 0; i < l->smaller_count; i++) TRY(plan_smaller(p, &l->smaller[i], room, err));
+    for (int i = 0; i < l->smaller_count; i++) TRY(plan_smaller(p, &l->smaller[i], traits, err));
     return OK;
 }
 
@@ -208,10 +208,10 @@ static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *
 
 static ErrorCode put_adapters(RankPlan *p, TpGroup tp, Error *err) {
     ModelConfig *own = &p->model.config, *whole = &p->spec.model;
-    p->spec.adapters.joint = tp.splits > 1;
+    p->spec.adapters.replicated = tp.splits > 1;
     TRY(adapters_put(&p->model.table, own, whole, &p->spec.adapters, err));
     whole->adapter_rank = own->adapter_rank, whole->adapter_scale = own->adapter_scale;
-    whole->adapter_joint = own->adapter_joint;
+    whole->adapter_replicated = own->adapter_replicated;
     p->spec.adapters.match = NULL, p->spec.adapters.names = NULL;
     return OK;
 }
@@ -260,7 +260,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     ModelConfig own;
     const ModelConfig *whole = &p->spec.model;
     TpGroup tp = partition_tp_group(&l->mesh, rank, spec->splits);
-    p->spec.model.mtp_joint = whole->mtp_module && tp.splits > 1;
+    p->spec.model.mtp_replicated = whole->mtp_module && tp.splits > 1;
     CpGroup cp = cp_group_of(spec, &l->mesh, rank);
     int64_t tokens = spec->tokens / cp.ranks, loss_rows = model_loss_rows(whole, tokens, spec->loss_rows);
     TRY(check_device(whole, d, err));
@@ -287,7 +287,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                                                     .keys = cp.keys,
                                                     .inference = spec->inference});
     DeviceNeeds needs = model_device_needs(&p->model);
-    Room room = {d->ops.scratch_bytes(d, &needs), d->granularity, d->pinned, d->separate_memory};
+    DeviceTraits traits = {d->ops.scratch_bytes(d, &needs), d->granularity, d->pinned, d->separate_memory};
     program_lower_evaluation(&p->evaluation, &(ProgramSpec){.model = &p->model.config,
                                                             .partition = &p->partition,
                                                             .has_collective = p->spec.has_collective,
@@ -295,18 +295,18 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     memory_plan(&p->evaluation_memory, &(MemorySpec){.program = &p->evaluation,
                                                      .model = &p->model,
                                                      .positions = spec->positions,
-                                                     .device_scratch = room.scratch,
-                                                     .separate_memory = room.separate_memory,
-                                                     .granularity = room.granularity,
-                                                     .pinned = room.pinned,
+                                                     .device_scratch = traits.scratch,
+                                                     .separate_memory = traits.separate_memory,
+                                                     .granularity = traits.granularity,
+                                                     .pinned = traits.pinned,
                                                      .inference = spec->inference});
-    return spec->inference ? OK : plan_training(p, l, room, err);
+    return spec->inference ? OK : plan_training(p, l, traits, err);
 }
 
 /* Shards are even unless matrices stay whole, so a second plan is rarely needed. */
-ErrorCode rank_plan_fullest(RankPlan *p, const RankSpec *spec, const Layout *l, int place, const Device *d,
-                            Error *err) {
-    int first = place * (l->mesh.world / mesh_size(&l->mesh, MESH_PIPELINE));
+ErrorCode rank_plan_fullest(RankPlan *p, const RankSpec *spec, const Layout *l, int pipe_rank,
+                            const Device *d, Error *err) {
+    int first = pipe_rank * (l->mesh.world / mesh_size(&l->mesh, MESH_PIPELINE));
     TRY(rank_plan(p, spec, l, first, d, err));
     int fullest = partition_fullest(&p->partition);
     if (fullest == first) return OK;

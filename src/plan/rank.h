@@ -83,8 +83,8 @@ CommVolumeSpec rank_comm_volume_of(const Config *c);
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err);
 /* Plans the rank with the most elements among those of pipeline rank `place`. */
-ErrorCode rank_plan_fullest(RankPlan *p, const RankSpec *spec, const Layout *l, int place, const Device *d,
-                            Error *err);
+ErrorCode rank_plan_fullest(RankPlan *p, const RankSpec *spec, const Layout *l, int pipe_rank,
+                            const Device *d, Error *err);
 void rank_plan_free(RankPlan *p);
 
 const MemoryPlan *rank_memory(const RankPlan *p); /* the memory that is allocated */

@@ -20,7 +20,7 @@ enum { CUT_SUM = DOES_CUT | DOES_SUM, COPY_SUM = DOES_COPY | DOES_SUM };
         [AXIS_CP] = CUT_SUM, [AXIS_EP_CP] = ep, [AXIS_TP] = tp, [AXIS_KV] = kv                     \
     }
 static const int table[KINDS][AXES] = {
-    [KIND_WHOLE] = ROW(DOES_CUT, CUT_SUM, COPY_SUM, COPY_SUM),
+    [KIND_REPLICATED] = ROW(DOES_CUT, CUT_SUM, COPY_SUM, COPY_SUM),
     [KIND_COLUMN_PARALLEL] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_CUT),
     [KIND_ROW_PARALLEL] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_CUT),
     [KIND_KEYS] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_COPY),
@@ -34,7 +34,7 @@ static const int table[KINDS][AXES] = {
  * which go with that unit. The matrix and bias of a router and the projections that make latents see all
  * tokens on each rank; so do biases that are added to the output of experts. */
 ParamKind axes_kind(const ModelConfig *c, const Param *p) {
-    static const ParamKind kind[] = {[REPLICATED] = KIND_WHOLE,
+    static const ParamKind kind[] = {[REPLICATED] = KIND_REPLICATED,
                                      [COLUMN_PARALLEL] = KIND_COLUMN_PARALLEL,
                                      [ROW_PARALLEL] = KIND_ROW_PARALLEL};
     bool tied = p->unit == 0 && p->cols > 0 && model_embeds_last(c);
@@ -89,7 +89,7 @@ static const Rule *rule_of(Dim dim) {
     return NULL;
 }
 
-static bool learns_positions(const ModelConfig *c) { return model_family(c)->arch.learned_positions; }
+static bool has_learned_positions(const ModelConfig *c) { return model_family(c)->arch.learned_positions; }
 
 /* Interleaved gates and ups stay in pairs. For heads made of latents the grain is a head's part of keys
  * (without rotation) and values, or of values. */
@@ -130,7 +130,7 @@ ShardRange axes_shard_range(const ModelConfig *c, Dim dim, TpGroup s) {
 
 bool axes_splits_evenly(const ModelConfig *c, int ranks, int splits) {
     for (int i = 0; i < RULES; i++) {
-        if (!rules[i].uneven || (rules[i].dim == DIM_POSITIONS && !learns_positions(c))) continue;
+        if (!rules[i].uneven || (rules[i].dim == DIM_POSITIONS && !has_learned_positions(c))) continue;
         TpGroup first = {.size = ranks, .rank = 0, .splits = splits}, last = first;
         last.rank = ranks - 1;
         if (axes_shard_range(c, rules[i].dim, first).count != axes_shard_range(c, rules[i].dim, last).count)
@@ -188,15 +188,15 @@ int64_t shard_columns(const LocalShard *b) { return all_of(b->columns); }
 static AxisSet copied(const ModelConfig *c, const Param *p) { return axes_any(axes_kind(c, p), DOES_COPY); }
 
 int axes_replica_group(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
-    return mesh_place(mesh, (AxisSet)(MESH_SETS - 1) & ~copied(c, p), rank);
+    return mesh_group_rank(mesh, (AxisSet)(MESH_SETS - 1) & ~copied(c, p), rank);
 }
 
 bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
-    return mesh_place(mesh, copied(c, p) & ~(AxisSet)MESH_PIPELINE, rank) == 0;
+    return mesh_group_rank(mesh, copied(c, p) & ~(AxisSet)MESH_PIPELINE, rank) == 0;
 }
 
 /* The first rank has the largest range of the vocabulary. */
-static int64_t vocab_room(const ModelConfig *c, TpGroup s) {
+static int64_t vocab_capacity(const ModelConfig *c, TpGroup s) {
     s.rank = 0;
     return axes_shard_range(c, DIM_VOCAB, s).count;
 }
@@ -210,8 +210,8 @@ ModelConfig axes_local(const ModelConfig *c, TpGroup s) {
     local.intermediate_size = axes_shard_range(c, DIM_INTER, s).count;
     if (c->moe_intermediate_size > 0) local.moe_intermediate_size = axes_shard_range(c, DIM_EXPERT, s).count;
     local.vocab_size = axes_shard_range(c, DIM_VOCAB, s).count;
-    if (c->mtp_module) local.vocab_room = vocab_room(c, s);
-    if (learns_positions(c)) local.max_position_embeddings = axes_shard_range(c, DIM_POSITIONS, s).count;
+    if (c->mtp_module) local.vocab_capacity = vocab_capacity(c, s);
+    if (has_learned_positions(c)) local.max_position_embeddings = axes_shard_range(c, DIM_POSITIONS, s).count;
     return local;
 }
 
@@ -226,7 +226,7 @@ static bool may_copy(const ModelConfig *c, const Rule *r) {
  * hold a head, its part of the dgrad of q, k and v is split among them by the elements of the head. */
 static bool fits(const ModelConfig *c, const Rule *r, int64_t ranks) {
     int64_t all = grains(c, r);
-    if (r->dim == DIM_POSITIONS && !learns_positions(c)) return true;
+    if (r->dim == DIM_POSITIONS && !has_learned_positions(c)) return true;
     if (r->dim == DIM_EXPERT && c->moe_intermediate_size == 0) return true;
     if (model_dim(c, r->dim) == 0) return true;
     if (r->uneven) return (ranks - 1) * round_up_quotient(all, ranks) < all;

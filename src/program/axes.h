@@ -26,8 +26,8 @@
  * Replicated parameters are norms, and biases that are added after a reduction over tp. With sequence
  * parallelism each rank of tp has only its tokens there (Korthikanti et al. 2022). Their gradients must be
  * summed over tp; forgetting it is a common bug in other trainers. The same holds for the other replicated
- * adapter sides and for an MTP module's matrix (model/params.h: param_is_joint). Learned positions are cut
- * as the embedding that they go with.
+ * adapter sides and for an MTP module's matrix (model/params.h: param_is_replicated). Learned positions are
+ * cut as the embedding that they go with.
  *
  * Tensor parallelism (Shoeybi et al. 2019) splits a dimension of a matrix in whole grains: heads for
  * queries, keys and values, else single elements. Where a family stores several matrices as one, each of
@@ -48,7 +48,7 @@
 #include "model/unit.h"
 
 typedef enum ParamKind {
-    KIND_WHOLE,
+    KIND_REPLICATED,
     KIND_COLUMN_PARALLEL,
     KIND_ROW_PARALLEL,
     KIND_KEYS,

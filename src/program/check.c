@@ -190,11 +190,10 @@ static int passes_of(Action a) {
 /* Whether ops of an action read the result of a row: its own ops, or those next to them. */
 static bool is_read(const Anatomy *n, ActionKind pass, int row, uint32_t ops) {
     const Collective *c = row_of(n, row);
-    int place = collective_place(&n->rows[row]);
+    int cut = collective_cut(&n->rows[row]);
     if (!c->behind) return n->uses[pass][row] & ops;
-    if (pass == ACT_FWD || pass == ACT_RECOMPUTE)
-        return !c->overlaps && place < n->all.end && ops >> place & 1;
-    return place > 0 && ops >> (place - 1) & 1;
+    if (pass == ACT_FWD || pass == ACT_RECOMPUTE) return !c->overlaps && cut < n->all.end && ops >> cut & 1;
+    return cut > 0 && ops >> (cut - 1) & 1;
 }
 
 /* Ops read what has arrived for them, and make what rows will send. */

@@ -39,11 +39,11 @@ static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
 
 static void append_exchange(Program *p, ActionKind kind, const Anatomy *n, int row, Action pass) {
     const UnitCollective *c = &n->rows[row];
-    int place = collective_place(c);
+    int cut = collective_cut(c);
     append(p, (Action){.kind = kind,
                        .unit = pass.unit,
                        .microbatch = pass.microbatch,
-                       .ops = {place, place},
+                       .ops = {cut, cut},
                        .slice = pass.slice,
                        .pass = pass.kind,
                        .before = pass.before,
@@ -98,10 +98,10 @@ static bool emit_dispatch(Program *p, const Anatomy *n, Action a) {
 
 /* Emits the collectives before op `place` of an ascending pass. Returns the row that may overlap with the op;
  * -1: none. */
-static int exchange_at(Program *p, const Anatomy *n, Action a, int place) {
+static int exchange_at(Program *p, const Anatomy *n, Action a, int cut) {
     int overlaps = -1;
     for (int i = 0; i < n->count; i++) {
-        if (!is_exchanged(n, a.kind, i) || collective_place(&n->rows[i]) != place) continue;
+        if (!is_exchanged(n, a.kind, i) || collective_cut(&n->rows[i]) != cut) continue;
         append_exchange(p, ACT_COLLECTIVE, n, i, a);
         if (n->rows[i].row->overlaps)
             overlaps = i;
@@ -194,8 +194,8 @@ static void exchange(BackwardEmitter *d, int row) {
 /* After dgrad of a layer's first op, the gradient of the layer's input is summed. The layer's remaining
  * wgrads run meanwhile. Those that read its input wait for the gather of the layer below, if the unit has
  * one. */
-static void end_layer(BackwardEmitter *d, int row, int place) {
-    bool below = d->n->begins & bits((OpRange){0, place});
+static void end_layer(BackwardEmitter *d, int row, int cut) {
+    bool below = d->n->begins & bits((OpRange){0, cut});
     if (row >= 0) append_exchange(d->p, ACT_COLLECTIVE, d->n, row, d->pass);
     run_delayed(d, below, true);
     if (row >= 0) wait_for(d, row);
@@ -336,11 +336,11 @@ static void make_ready(WgradEmitter *w, int op) {
 
 /* Whether wgrads stop at a place. Those of dispatched experts ran with dgrad and have nothing to do here, so
  * without other collectives they join a run. */
-static bool stops_weights(const WgradEmitter *w, int place) {
+static bool stops_weights(const WgradEmitter *w, int cut) {
     uint32_t here = w->n->dispatched;
-    bool ends = (here >> place & 1) != (place > 0 && here >> (place - 1) & 1);
+    bool ends = (here >> cut & 1) != (cut > 0 && here >> (cut - 1) & 1);
     if (w->p->partition->tensors == 1 && ends) return false;
-    return w->p->has_collective(w->p->partition, w->pass.unit, place);
+    return w->p->has_collective(w->p->partition, w->pass.unit, cut);
 }
 
 static void emit_weights(Program *p, const Anatomy *n, Action pass) {
@@ -608,7 +608,7 @@ static void drop(Gathering *g, int i, const int *own, int n, Reshard reshard) {
             release(g, own[k]);
 }
 
-static void place_gathers(Program *p, Reshard reshard) {
+static void insert_gathers(Program *p, Reshard reshard) {
     Program from = *p;
     size_t units = (size_t)p->units;
     Gathering g = {.to = p, .from = &from};
@@ -708,7 +708,7 @@ void program_lower(Program *p, const ProgramSpec *spec) {
     free(l.written);
     p->ordered = ascending(p);
     p->first_alone = program_has_slots(p) || comes_first(p);
-    if (partition->shards > 1) place_gathers(p, choose(spec->reshard, partition));
+    if (partition->shards > 1) insert_gathers(p, choose(spec->reshard, partition));
 }
 
 /* One microbatch goes through the stages of this rank in ascending order: there is nothing to interleave. */
@@ -732,5 +732,5 @@ void program_lower_evaluation(Program *p, const ProgramSpec *spec) {
         if (stage + 1 < s->count && s->rank[stage + 1] != rank)
             emit(p, ACT_SEND_F, s->first[stage + 1] - 1, 0);
     }
-    if (partition->shards > 1) place_gathers(p, RESHARD_ALWAYS);
+    if (partition->shards > 1) insert_gathers(p, RESHARD_ALWAYS);
 }

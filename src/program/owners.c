@@ -7,8 +7,8 @@
 
 #include "device/pool.h"
 
-static TpGroup tp_group_at(const Partition *p, int place) {
-    return (TpGroup){p->tensors, place, p->splits, p->copies};
+static TpGroup tp_group_at(const Partition *p, int rank) {
+    return (TpGroup){p->tensors, rank, p->splits, p->copies};
 }
 
 static bool is_here(const Partition *p, const Param *param) {
@@ -31,12 +31,12 @@ static int by_work(const void *a, const void *b) {
 
 /* The rank with the least work so far takes the largest task (Graham 1969, as for shards). load: [shards,
  * tensors]. */
-static void deal_unit(Partition *p, const ParamGroups *g, int unit, Work *work, double *load) {
+static void assign_unit(Partition *p, const ParamGroups *g, int unit, Work *work, double *load) {
     const ParamTable *t = p->table;
     int count = 0;
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
         if (t->params[i].remote || !param_needs_matrix(g, i, &t->params[i])) continue;
-        Param whole = param_whole(p->whole, &t->params[i]);
+        Param whole = param_unsharded(p->unsharded, &t->params[i]);
         work[count++] = (Work){optimizer_flops(param_group(g, i)->optimizer, &whole), i};
     }
     qsort(work, (size_t)count, sizeof *work, by_work);
@@ -50,7 +50,7 @@ static void deal_unit(Partition *p, const ParamGroups *g, int unit, Work *work, 
     }
 }
 
-void owners_deal(Partition *p, const ParamGroups *g) {
+void owners_assign(Partition *p, const ParamGroups *g) {
     size_t params = (size_t)p->table->count;
     if (p->tensors == 1 || !g || !param_groups_need_matrices(g)) return;
     Work *work = mem_alloc_array(params, sizeof *work);
@@ -58,7 +58,7 @@ void owners_deal(Partition *p, const ParamGroups *g) {
     p->owners = mem_alloc_array(params, sizeof *p->owners);
     for (size_t i = 0; i < params; i++) p->owners[i] = -1;
     for (int u = 0; u < p->table->units; u++)
-        if (partition_runs(p, u)) deal_unit(p, g, u, work, load);
+        if (partition_runs(p, u)) assign_unit(p, g, u, work, load);
     free(work);
     free(load);
 }
@@ -75,30 +75,30 @@ int owner_of_matrices(const Partition *p, int param) {
 
 /* ---- buffers ---- */
 
-static int64_t shard_elements(const Partition *p, const Param *param, int place) {
-    LocalShard b = axes_local_shard(p->whole, param, tp_group_at(p, place), partition_experts(p));
+static int64_t shard_elements(const Partition *p, const Param *param, int rank) {
+    LocalShard b = axes_local_shard(p->unsharded, param, tp_group_at(p, rank), partition_experts(p));
     return shard_rows(&b) * shard_columns(&b);
 }
 
 /* Whether the rank with this index counts its shard; else the shard is a replica of another's. */
-static bool is_counted(const Partition *p, const Param *param, int place) {
-    AxisSet copied = axes_any(axes_kind(p->whole, param), DOES_COPY) & MESH_TENSOR;
-    return mesh_place(&p->mesh, copied, mesh_member(&p->mesh, MESH_TENSOR, p->rank, place)) == 0;
+static bool is_counted(const Partition *p, const Param *param, int rank) {
+    AxisSet copied = axes_any(axes_kind(p->unsharded, param), DOES_COPY) & MESH_TENSOR;
+    return mesh_group_rank(&p->mesh, copied, mesh_member(&p->mesh, MESH_TENSOR, p->rank, rank)) == 0;
 }
 
 /* The ranks of tp whose shards of a parameter a buffer has: first <= q < end. */
-typedef struct Places {
+typedef struct RankRange {
     int first, end;
-} Places;
+} RankRange;
 
-static Places places_in(const Partition *p, OwnerBuffer buffer, int param) {
+static RankRange ranks_in(const Partition *p, OwnerBuffer buffer, int param) {
     int owner = owner_of_matrices(p, param);
-    if (buffer == BUFFER_OWNED) return (Places){0, owner == p->tensor ? p->tensors : 0};
-    return (Places){p->tensor, owner >= 0 ? p->tensor + 1 : p->tensor};
+    if (buffer == BUFFER_OWNED) return (RankRange){0, owner == p->tensor ? p->tensors : 0};
+    return (RankRange){p->tensor, owner >= 0 ? p->tensor + 1 : p->tensor};
 }
 
-static int segment_of(const Partition *p, OwnerBuffer buffer, int param, int place) {
-    return buffer == BUFFER_OWNED ? place : p->owners[param];
+static int segment_of(const Partition *p, OwnerBuffer buffer, int param, int rank) {
+    return buffer == BUFFER_OWNED ? rank : p->owners[param];
 }
 
 void owners_segments(const Partition *p, int unit, OwnerBuffer buffer, OwnerSegment out[SPLITS_MAX]) {
@@ -106,8 +106,8 @@ void owners_segments(const Partition *p, int unit, OwnerBuffer buffer, OwnerSegm
     for (int q = 0; q < p->tensors; q++) out[q] = (OwnerSegment){0};
     for (int i = p->table->unit_first[unit]; i < p->table->unit_first[unit + 1]; i++) {
         const Param *param = &p->table->params[i];
-        Places places = places_in(p, buffer, i);
-        for (int q = places.first; q < places.end; q++) {
+        RankRange ranks = ranks_in(p, buffer, i);
+        for (int q = ranks.first; q < ranks.end; q++) {
             OwnerSegment *s = &out[segment_of(p, buffer, i, q)];
             int64_t count = shard_elements(p, param, q);
             s->count += count, s->counted += is_counted(p, param, q) ? count : 0;
@@ -136,7 +136,7 @@ size_t owners_scratch(const Partition *p, const ParamGroups *g, int unit) {
     if (!owners_have(p, unit)) return 0;
     for (int i = p->table->unit_first[unit]; i < p->table->unit_first[unit + 1]; i++) {
         if (owner_of_matrices(p, i) != p->tensor) continue;
-        Param whole = param_whole(p->whole, &p->table->params[i]);
+        Param whole = param_unsharded(p->unsharded, &p->table->params[i]);
         size_t bytes = pool_round(param_scratch_bytes(g, i, &whole));
         if (bytes > most) most = bytes;
     }
@@ -157,16 +157,16 @@ OwnerWalk owners_walk(const Partition *p, int unit, OwnerBuffer buffer) {
 bool owners_next(OwnerWalk *w) {
     const Partition *p = w->p;
     for (w->param++; w->param < p->table->unit_first[w->unit + 1]; w->param++) {
-        Places places = places_in(p, w->buffer, w->param);
+        RankRange ranks = ranks_in(p, w->buffer, w->param);
         const Param *param = &p->table->params[w->param];
-        for (int q = places.first; q < places.end; q++) {
+        for (int q = ranks.first; q < ranks.end; q++) {
             OwnerSegment *s = &w->next[segment_of(p, w->buffer, w->param, q)];
             w->copy[q] = !is_counted(p, param, q);
             int64_t *next = w->copy[q] ? &s->counted : &s->first;
             w->at[q] = *next;
             *next += shard_elements(p, param, q);
         }
-        if (places.first < places.end) return true;
+        if (ranks.first < ranks.end) return true;
     }
     return false;
 }
@@ -185,9 +185,9 @@ static ShardRange overlap(const ShardRange ranges[PARAM_MATRICES], int64_t first
 }
 
 /* Fused experts are alike: a rank has the same part of each. */
-MatrixBlock owners_block(const Partition *p, const Param *whole, int k, int place) {
+MatrixBlock owners_block(const Partition *p, const Param *whole, int k, int rank) {
     ParamMatrix m = param_matrix(whole, k);
-    LocalShard b = axes_local_shard(p->whole, whole, tp_group_at(p, place), (ShardRange){0, 1});
+    LocalShard b = axes_local_shard(p->unsharded, whole, tp_group_at(p, rank), (ShardRange){0, 1});
     ShardRange rows = overlap(b.rows, m.first / whole->cols % b.every, m.rows),
                columns = overlap(b.columns, m.first % whole->cols, m.cols);
     return (MatrixBlock){rows.first, columns.first, rows.count, columns.count};

@@ -21,7 +21,7 @@
 #include "program/partition.h"
 
 /* Fills `owners` of a partition whose shards are made. */
-void owners_deal(Partition *p, const ParamGroups *g);
+void owners_assign(Partition *p, const ParamGroups *g);
 /* Whether any matrix of the unit has an owner rank, here or elsewhere. */
 bool owners_have(const Partition *p, int unit);
 /* The rank in tp that owns the matrices of a parameter of which this rank has a shard; -1: each rank updates
@@ -61,6 +61,6 @@ bool owners_next(OwnerWalk *w);
 typedef struct MatrixBlock {
     int64_t row, col, rows, cols;
 } MatrixBlock;
-MatrixBlock owners_block(const Partition *p, const Param *whole, int k, int place);
+MatrixBlock owners_block(const Partition *p, const Param *whole, int k, int rank);
 
 #endif

@@ -62,22 +62,22 @@ static int find_whole_runs(const PartitionSpec *spec, int unit, Flat flat,
     for (int i = t->unit_first[unit]; spec->groups && i < t->unit_first[unit + 1]; i++) {
         const Param *p = &t->params[i];
         if (p->flat == flat && !p->remote && param_stays_whole(spec->groups, i, p))
-            out[count++] = (WholeRun){(int64_t)p->place, (int64_t)p->place + p->room};
+            out[count++] = (WholeRun){(int64_t)p->offset, (int64_t)p->offset + p->capacity};
     }
     return count;
 }
 
 /* The shard of a flat that the rank with index `place` in MESH_SHARDS has. For experts, ranks that differ in
  * ep have the same index, in flats of other experts. */
-static int shard_at(const Partition *p, const FlatShard *s, int place) {
-    return mesh_place(&p->mesh, s->axes, mesh_member(&p->mesh, MESH_SHARDS, p->rank, place));
+static int shard_of_rank(const Partition *p, const FlatShard *s, int pipe_of) {
+    return mesh_group_rank(&p->mesh, s->axes, mesh_member(&p->mesh, MESH_SHARDS, p->rank, pipe_of));
 }
 
 /* Assigns shards by the elements that each rank has so far, summed over the ranks with the same shard, where
  * all of them get the same result. */
 static void assign_shards(const Partition *p, FlatShard *s) {
     int64_t *load = mem_alloc_array((size_t)s->shards, sizeof *load);
-    for (int i = 0; i < p->shards; i++) load[shard_at(p, s, i)] += p->assigned[i];
+    for (int i = 0; i < p->shards; i++) load[shard_of_rank(p, s, i)] += p->assigned[i];
     cut_assign(s->ranges, s->shards, load);
     free(load);
 }
@@ -87,7 +87,7 @@ static void assign_shards(const Partition *p, FlatShard *s) {
  * replicated matrix of an MTP module, which follows the head in its flat. */
 static bool is_alike(const Partition *p, int unit) {
     bool block = unit > 0 && unit < p->table->units - 1;
-    return block || p->whole->mtp_module || axes_splits_evenly(p->whole, p->tensors, p->splits);
+    return block || p->unsharded->mtp_module || axes_splits_evenly(p->unsharded, p->tensors, p->splits);
 }
 
 /* Without matrices that must stay whole, cuts are equal except for the last, and shard k is cut k: the memory
@@ -98,21 +98,21 @@ static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat fla
     WholeRun *whole_runs = mem_alloc_array((size_t)(first[unit + 1] - first[unit]) + 1, sizeof *whole_runs);
     int count = find_whole_runs(spec, unit, flat, whole_runs);
     s->axes = flat_of_experts(flat) ? MESH_EXPERT_SHARDS : MESH_SHARDS;
-    s->shards = mesh_size(&p->mesh, s->axes), s->shard = mesh_place(&p->mesh, s->axes, p->rank);
-    s->whole = (int64_t)spec->table->flats[unit][flat];
+    s->shards = mesh_size(&p->mesh, s->axes), s->shard = mesh_group_rank(&p->mesh, s->axes, p->rank);
+    s->total = (int64_t)spec->table->flats[unit][flat];
     s->ranges = mem_alloc_array((size_t)s->shards, sizeof *s->ranges);
-    cut_evenly(s->whole, whole_runs, count, s->shards, s->ranges);
+    cut_evenly(s->total, whole_runs, count, s->shards, s->ranges);
     free(whole_runs);
     if (count > 0) assign_shards(p, s);
     for (int i = 0; i < p->shards; i++) {
-        int64_t n = s->ranges[shard_at(p, s, i)].count;
+        int64_t n = s->ranges[shard_of_rank(p, s, i)].count;
         p->load[i] += n, p->assigned[i] += is_alike(p, unit) ? n : 0;
     }
     s->first = s->ranges[s->shard].first, s->count = s->ranges[s->shard].count;
 }
 
 /* Assigns the offsets of the shards of vectors, of matrices, or of both in the owned arrays. */
-static void place_shards(Partition *p, bool vectors, bool matrices) {
+static void shard_flats(Partition *p, bool vectors, bool matrices) {
     for (int u = 0; u < p->table->units; u++)
         for (int f = 0; f < FLATS && partition_holds(p, u); f++) {
             FlatShard *s = &p->flat_shard[u][f];
@@ -135,22 +135,23 @@ static void make_shards(Partition *p, const PartitionSpec *spec) {
         for (int f = 0; f < FLATS && partition_holds(p, u); f++)
             cut_flat(p, spec, u, (Flat)f, &p->flat_shard[u][f]);
     if (spec->inference) {
-        place_shards(p, true, false);
+        shard_flats(p, true, false);
         p->vectors = p->owned;
     }
-    place_shards(p, !spec->inference, true);
+    shard_flats(p, !spec->inference, true);
     if (partition_makes_gradient(p, units))
         memcpy(p->flat_shard[units], p->flat_shard[0], sizeof p->flat_shard[0]);
 }
 
 TpGroup partition_tp_group(const Mesh *mesh, int rank, int splits) {
     int ranks = mesh_size(mesh, MESH_TENSOR);
-    return (TpGroup){ranks, mesh_place(mesh, MESH_TENSOR, rank), splits > 0 ? splits : ranks,
+    return (TpGroup){ranks, mesh_group_rank(mesh, MESH_TENSOR, rank), splits > 0 ? splits : ranks,
                      mesh_size(mesh, MESH_KEY_COPIES)};
 }
 
 CpGroup partition_cp(const Mesh *mesh, int rank, int exact_chunks, bool keys) {
-    return (CpGroup){mesh_size(mesh, MESH_CONTEXT), mesh_place(mesh, MESH_CONTEXT, rank), exact_chunks, keys};
+    return (CpGroup){mesh_size(mesh, MESH_CONTEXT), mesh_group_rank(mesh, MESH_CONTEXT, rank), exact_chunks,
+                     keys};
 }
 
 /* Errors come before anything is built: otherwise wrong sizes would appear as a table that does not match its
@@ -162,7 +163,8 @@ ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, 
     TRY(axes_check(whole, s.size, err));
     TRY(axes_check_experts(whole, experts, err));
     *own = axes_local(whole, s);
-    if (experts > 1) own->expert_ranks = experts, own->expert_place = mesh_place(mesh, MESH_EXPERTS, rank);
+    if (experts > 1)
+        own->expert_ranks = experts, own->expert_rank = mesh_group_rank(mesh, MESH_EXPERTS, rank);
     return OK;
 }
 
@@ -170,30 +172,30 @@ void partition_build(Partition *p, const PartitionSpec *spec) {
     const Mesh *mesh = spec->mesh;
     int rank = spec->rank;
     *p = (Partition){.table = spec->table,
-                     .whole = spec->model,
+                     .unsharded = spec->model,
                      .mesh = *mesh,
                      .rank = rank,
                      .tied = model_embeds_last(spec->model)};
-    p->pipe = mesh_place(mesh, MESH_PIPELINE, rank);
+    p->pipe = mesh_group_rank(mesh, MESH_PIPELINE, rank);
     stages_copy(&p->stages, spec->stages);
-    p->place = mem_alloc_array((size_t)p->table->units + 1, sizeof *p->place);
-    for (int u = 0; u <= p->table->units; u++) p->place[u] = p->stages.rank[stages_of_unit(&p->stages, u)];
-    p->shards = mesh_size(mesh, MESH_SHARDS), p->shard = mesh_place(mesh, MESH_SHARDS, rank);
-    p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_place(mesh, MESH_REPLICAS, rank);
+    p->pipe_of = mem_alloc_array((size_t)p->table->units + 1, sizeof *p->pipe_of);
+    for (int u = 0; u <= p->table->units; u++) p->pipe_of[u] = p->stages.rank[stages_of_unit(&p->stages, u)];
+    p->shards = mesh_size(mesh, MESH_SHARDS), p->shard = mesh_group_rank(mesh, MESH_SHARDS, rank);
+    p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_group_rank(mesh, MESH_REPLICAS, rank);
     TpGroup tp = partition_tp_group(mesh, rank, spec->splits);
     p->tensors = tp.size, p->tensor = tp.rank, p->splits = tp.splits;
-    p->copies = tp.copies, p->copy = mesh_place(mesh, MESH_KEY_COPIES, rank);
+    p->copies = tp.copies, p->copy = mesh_group_rank(mesh, MESH_KEY_COPIES, rank);
     CHECK(p->copies == axes_copies(spec->model, p->tensors));
-    p->experts = mesh_size(mesh, MESH_EXPERTS), p->expert = mesh_place(mesh, MESH_EXPERTS, rank);
+    p->experts = mesh_size(mesh, MESH_EXPERTS), p->expert = mesh_group_rank(mesh, MESH_EXPERTS, rank);
     p->cp = partition_cp(mesh, rank, spec->exact_chunks, spec->keys);
     p->tied_copy = p->tied && partition_runs(p, p->table->units - 1) && !partition_runs(p, 0);
     make_shards(p, spec);
-    owners_deal(p, spec->groups);
+    owners_assign(p, spec->groups);
 }
 
 void partition_free(Partition *p) {
     stages_free(&p->stages);
-    free(p->place);
+    free(p->pipe_of);
     for (int u = 0; p->flat_shard && u < p->table->units; u++)
         for (int f = 0; f < FLATS; f++) free(p->flat_shard[u][f].ranges);
     free(p->flat_shard);
@@ -203,7 +205,7 @@ void partition_free(Partition *p) {
     *p = (Partition){0};
 }
 
-int partition_pipeline_rank(const Partition *p, int unit) { return p->place[unit]; }
+int partition_pipeline_rank(const Partition *p, int unit) { return p->pipe_of[unit]; }
 
 bool partition_runs(const Partition *p, int unit) { return partition_pipeline_rank(p, unit) == p->pipe; }
 
@@ -218,7 +220,7 @@ bool partition_makes_gradient(const Partition *p, int unit) {
 }
 
 bool partition_counts_batches(const Partition *p) {
-    return mesh_place(&p->mesh, (AxisSet)(MESH_SETS - 1) & ~(AxisSet)MESH_DATA, p->rank) == 0;
+    return mesh_group_rank(&p->mesh, (AxisSet)(MESH_SETS - 1) & ~(AxisSet)MESH_DATA, p->rank) == 0;
 }
 
 int partition_peer(const Partition *p, int unit) {
@@ -238,13 +240,13 @@ int partition_gradients(const Partition *p, Flat flat) {
 }
 
 int partition_param_rows(const Partition *p, const Param *param) {
-    return axes_any(axes_kind(p->whole, param), DOES_SUM) & MESH_TENSOR ? partition_rows(p) : 1;
+    return axes_any(axes_kind(p->unsharded, param), DOES_SUM) & MESH_TENSOR ? partition_rows(p) : 1;
 }
 
 /* ---- segments ---- */
 
 ShardRange partition_experts(const Partition *p) {
-    int64_t each = p->whole->num_experts / p->experts;
+    int64_t each = p->unsharded->num_experts / p->experts;
     return (ShardRange){p->expert * each, each};
 }
 
@@ -253,9 +255,9 @@ ParamSegment partition_segment(const Partition *p, const Param *param) {
     const FlatShard *s = &p->flat_shard[param->unit][param->flat];
     if (!partition_holds(p, param->unit) || param->remote) return (ParamSegment){.count = 0};
     LocalShard shard = axes_local_shard(
-        p->whole, param, (TpGroup){p->tensors, p->tensor, p->splits, p->copies}, partition_experts(p));
+        p->unsharded, param, (TpGroup){p->tensors, p->tensor, p->splits, p->copies}, partition_experts(p));
     CHECK(shard_rows(&shard) * shard_columns(&shard) == param->count);
-    int64_t begin = (int64_t)param->place, end = begin + param->count, low = s->first, high = low + s->count;
+    int64_t begin = (int64_t)param->offset, end = begin + param->count, low = s->first, high = low + s->count;
     int64_t first = begin > low ? begin : low, last = end < high ? end : high;
     if (first >= last) return (ParamSegment){.shard = shard};
     return (ParamSegment){.shard = shard,
@@ -267,7 +269,7 @@ ParamSegment partition_segment(const Partition *p, const Param *param) {
 /* The first replica counts, and of tied parameters the copy on the unit's own stage. Over all ranks this
  * counts every element once, on any mesh (tests/program/test_axes.c). */
 bool partition_counts(const Partition *p, const Param *param) {
-    return partition_runs(p, param->unit) && axes_first(p->whole, param, &p->mesh, p->rank);
+    return partition_runs(p, param->unit) && axes_first(p->unsharded, param, &p->mesh, p->rank);
 }
 
 bool partition_has_copies(const Partition *p) {
@@ -295,11 +297,11 @@ static ShardRange range_from(const ShardRange *b, int64_t i) {
  * rows of a range are consecutive in both, and form one run. */
 SegmentRun segment_run(const ParamSegment *segment, int64_t at) {
     const LocalShard *b = &segment->shard;
-    int64_t place = segment->first + at, left = segment->count - at, columns = shard_columns(b),
-            each = shard_rows(b) / b->fused.count, i = place / columns;
-    ShardRange row = range_from(b->rows, i % each), column = range_from(b->columns, place % columns);
+    int64_t offset = segment->first + at, left = segment->count - at, columns = shard_columns(b),
+            each = shard_rows(b) / b->fused.count, i = offset / columns;
+    ShardRange row = range_from(b->rows, i % each), column = range_from(b->columns, offset % columns);
     row.first += (b->fused.first + i / each) * b->every;
-    int64_t next = columns == b->stride ? row.count * columns - place % columns : column.count;
+    int64_t next = columns == b->stride ? row.count * columns - offset % columns : column.count;
     return (SegmentRun){row.first * b->stride + column.first, next < left ? next : left};
 }
 
@@ -309,8 +311,8 @@ int64_t segment_runs(const ParamSegment *segment) {
     return runs;
 }
 
-size_t partition_whole(const Partition *p, int unit, Flat flat) {
-    return (size_t)p->flat_shard[unit][flat].whole;
+size_t partition_flat_elements(const Partition *p, int unit, Flat flat) {
+    return (size_t)p->flat_shard[unit][flat].total;
 }
 
 /* ---- owners ---- */
@@ -319,8 +321,8 @@ size_t partition_whole(const Partition *p, int unit, Flat flat) {
 int partition_owner(const Partition *p, const Param *param) {
     const FlatShard *s = &p->flat_shard[param->unit][param->flat];
     for (int i = 0; i < s->shards; i++)
-        if (s->ranges[i].first + s->ranges[i].count > (int64_t)param->place &&
-            s->ranges[i].first <= (int64_t)param->place)
+        if (s->ranges[i].first + s->ranges[i].count > (int64_t)param->offset &&
+            s->ranges[i].first <= (int64_t)param->offset)
             return i;
     return -1;
 }

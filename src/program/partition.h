@@ -37,18 +37,18 @@ typedef struct FlatShard {
     AxisSet axes;         /* that shard it: MESH_SHARDS; of experts MESH_EXPERT_SHARDS */
     int shards, shard;    /* their size, and this rank's index */
     CommRange *ranges;    /* [shards] */
-    int64_t whole;        /* elements of the flat */
+    int64_t total;        /* elements of the flat */
     int64_t first, count; /* of this rank's shard: ranges[shard] */
     size_t start;         /* offset of it in the owned arrays; valid for units held */
 } FlatShard;
 
 typedef struct Partition {
-    const ParamTable *table;  /* of the rank's local model: axes_local of the model */
-    const ModelConfig *whole; /* the unsharded model */
+    const ParamTable *table;      /* of the rank's local model: axes_local of the model */
+    const ModelConfig *unsharded; /* the unsharded model */
     Mesh mesh;
     int rank;
     Stages stages;
-    int *place;           /* [units + 1] pipeline rank of each unit; the last is the tied head's */
+    int *pipe_of;         /* [units + 1] pipeline rank of each unit; the last is the tied head's */
     bool tied, tied_copy; /* tied: the last unit reads the embedding too (model_embeds_last) */
     int pipe;             /* index in the pipeline */
     int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and this rank's index */
@@ -143,7 +143,7 @@ SegmentRun segment_run(const ParamSegment *segment, int64_t at);
 int64_t segment_runs(const ParamSegment *segment); /* number of runs */
 
 /* Elements of a gathered flat (or of the tied head's gradient). */
-size_t partition_whole(const Partition *p, int unit, Flat flat);
+size_t partition_flat_elements(const Partition *p, int unit, Flat flat);
 /* The shard that owns a matrix that stays whole: that of its first element. */
 int partition_owner(const Partition *p, const Param *param);
 /* The rank with the most elements among those with this rank's pipeline index. */

@@ -55,7 +55,7 @@ int program_chunk(const Program *p, const Model *m, Action a) {
 }
 
 bool program_sums_partials(const Program *p, int unit) {
-    if (unit >= p->units || partition_whole(p->partition, unit, FLAT_VECTORS) == 0) return false;
+    if (unit >= p->units || partition_flat_elements(p->partition, unit, FLAT_VECTORS) == 0) return false;
     return p->partition->tensors > 1 || (p->partition->splits > 1 && !p->exact);
 }
 
@@ -72,12 +72,12 @@ bool program_sums_partials_once(const Program *p) { return p->sync == SYNC_STEP;
 bool program_has_collective(const Partition *p, int unit, int op) {
     UnitCollective rows[UNIT_COLLECTIVES];
     if (p->tensors * p->cp.ranks * p->experts == 1) return false;
-    int count = unit_collectives(p->whole, unit, rows);
+    int count = unit_collectives(p->unsharded, unit, rows);
     for (int i = 0; i < count; i++) {
         uint32_t ops = collective_ops(&rows[i]);
         bool ends = rows[i].row->kind == COLL_DISPATCH && op == 32 - __builtin_clz(ops);
-        if ((ends || collective_place(&rows[i]) == op) && mesh_size(&p->mesh, rows[i].row->over) > 1 &&
-            collective_applies(p->whole, p->cp, rows[i].row))
+        if ((ends || collective_cut(&rows[i]) == op) && mesh_size(&p->mesh, rows[i].row->over) > 1 &&
+            collective_applies(p->unsharded, p->cp, rows[i].row))
             return true;
     }
     return false;
@@ -268,7 +268,7 @@ static int messages(const Model *m, const Collective *row) { return row->zigzag 
 
 static uint64_t row_bytes(const Program *p, const Model *m, int unit, const UnitCollective *c, int chunk) {
     const Mesh *mesh = &p->partition->mesh;
-    int ranks = mesh_size(mesh, c->row->over), place = mesh_place(mesh, c->row->over, p->partition->rank);
+    int ranks = mesh_size(mesh, c->row->over), rank = mesh_group_rank(mesh, c->row->over, p->partition->rank);
     int64_t count = collective_count(m, c->row, chunk), n = messages(m, c->row);
     uint64_t others = (uint64_t)ranks - 1, bytes = (uint64_t)count * collective_element(m, c->row);
     switch (c->row->kind) {
@@ -277,7 +277,7 @@ static uint64_t row_bytes(const Program *p, const Model *m, int unit, const Unit
         return others *
                (bytes + (uint64_t)(model_own_tokens(m) * unit_inner_width(m, unit, c)) * sizeof(float));
     case COLL_ALL_REDUCE:
-        return (uint64_t)(n * comm_sum_outer_traffic(1, ranks, place, sum_type(c->row), count / n));
+        return (uint64_t)(n * comm_sum_outer_traffic(1, ranks, rank, sum_type(c->row), count / n));
     case COLL_ALL_TO_ALL: return others * (bytes / (uint64_t)ranks);
     case COLL_DISPATCH:
     case COLL_KINDS: break;
@@ -356,11 +356,11 @@ bool program_next_sum(const Program *p, int unit, int *next, VectorRun *run) {
     *run = (VectorRun){.count = 0};
     for (; i < end && t->params[i].flat == FLAT_VECTORS; i++) {
         const Param *param = &t->params[i];
-        bool sum = axes_any(axes_kind(p->partition->whole, param), DOES_SUM) & tensor;
+        bool sum = axes_any(axes_kind(p->partition->unsharded, param), DOES_SUM) & tensor;
         if (!sum && run->count > 0) break;
         if (!sum) continue;
-        if (run->count == 0) run->first = (int64_t)param->place;
-        run->count = (int64_t)param->place + param->count - run->first;
+        if (run->count == 0) run->first = (int64_t)param->offset;
+        run->count = (int64_t)param->offset + param->count - run->first;
     }
     *next = i;
     return run->count > 0;

@@ -210,7 +210,7 @@ static ErrorCode do_replace(Frame *f, Value *out) {
         text_add(&text, at, (size_t)(hit - at));
         text_add(&text, new.bytes, new.size);
         at = hit + old.size;
-        code = run_room(f->run, f->line, text.length);
+        code = run_check_size(f->run, f->line, text.length);
     }
     text_add(&text, at, (size_t)(end - at));
     *out = value_copy(&f->run->arena, text.data, text.length);
@@ -406,7 +406,7 @@ static ErrorCode join(Frame *f, const Value *by, const Value *items, size_t coun
     for (size_t i = 0; i < count && code == OK; i++) {
         if (i > 0) text_add(&text, by->bytes, by->size);
         value_print(&items[i], &text);
-        code = run_room(f->run, f->line, text.length);
+        code = run_check_size(f->run, f->line, text.length);
     }
     *out = value_copy(&f->run->arena, text.data, text.length);
     text_free(&text);
@@ -624,12 +624,12 @@ static ErrorCode do_reverse(Frame *f, Value *out) {
     const Value *items;
     size_t count;
     TRY(value_iterate(f->run, f->line, f->self, &items, &count));
-    Value *turned = arena_take(&f->run->arena, (count + 1) * sizeof *turned);
-    for (size_t i = 0; i < count; i++) turned[i] = items[count - 1 - i];
-    *out = view(value_list(turned, count));
+    Value *reversed = arena_take(&f->run->arena, (count + 1) * sizeof *reversed);
+    for (size_t i = 0; i < count; i++) reversed[i] = items[count - 1 - i];
+    *out = view(value_list(reversed, count));
     if (f->self->kind != VALUE_STRING) return OK;
     Value nothing = value_word("");
-    TRY(join(f, &nothing, turned, count, out));
+    TRY(join(f, &nothing, reversed, count, out));
     out->form = f->self->form;
     return OK;
 }
@@ -739,31 +739,32 @@ static ErrorCode keyed_items(Frame *f, const Value *attribute, bool exact, Keyed
 }
 
 /* Merges two sorted halves; equal items keep their order. `down`: the greater comes first. */
-static ErrorCode merge(Frame *f, Keyed *items, size_t half, size_t count, bool down, Keyed *room) {
+static ErrorCode merge(Frame *f, Keyed *items, size_t half, size_t count, bool down, Keyed *scratch) {
     size_t a = 0, b = half, n = 0;
-    memcpy(room, items, count * sizeof *room);
+    memcpy(scratch, items, count * sizeof *scratch);
     while (a < half && b < count) {
         bool second;
-        TRY(is_less(f, down ? &room[a].key : &room[b].key, down ? &room[b].key : &room[a].key, &second));
-        items[n++] = second ? room[b++] : room[a++];
+        TRY(is_less(f, down ? &scratch[a].key : &scratch[b].key, down ? &scratch[b].key : &scratch[a].key,
+                    &second));
+        items[n++] = second ? scratch[b++] : scratch[a++];
     }
-    memcpy(&items[n], a < half ? &room[a] : &room[b], (count - n) * sizeof *items);
+    memcpy(&items[n], a < half ? &scratch[a] : &scratch[b], (count - n) * sizeof *items);
     return OK;
 }
 
-static ErrorCode sort_items(Frame *f, Keyed *items, size_t count, bool down, Keyed *room) {
+static ErrorCode sort_items(Frame *f, Keyed *items, size_t count, bool down, Keyed *scratch) {
     if (count < 2) return OK;
-    TRY(sort_items(f, items, count / 2, down, room));
-    TRY(sort_items(f, items + count / 2, count - count / 2, down, room));
-    return merge(f, items, count / 2, count, down, room);
+    TRY(sort_items(f, items, count / 2, down, scratch));
+    TRY(sort_items(f, items + count / 2, count - count / 2, down, scratch));
+    return merge(f, items, count / 2, count, down, scratch);
 }
 
 static bool is_set(const Value *v) { return v && value_truth(v); }
 
 static ErrorCode put_sorted(Frame *f, Keyed *items, size_t count, bool down, Value *out) {
-    Keyed *room = arena_take(&f->run->arena, (count + 1) * sizeof *room);
+    Keyed *scratch = arena_take(&f->run->arena, (count + 1) * sizeof *scratch);
     Value *list = arena_take(&f->run->arena, (count + 1) * sizeof *list);
-    TRY(sort_items(f, items, count, down, room));
+    TRY(sort_items(f, items, count, down, scratch));
     for (size_t i = 0; i < count; i++) list[i] = items[i].item;
     *out = value_list(list, count);
     return OK;
@@ -859,7 +860,7 @@ static ErrorCode do_indent(Frame *f, Value *out) {
     *out = value_copy(&f->run->arena, text.data, text.length);
     text_free(&text);
     text_free(&by);
-    return run_room(f->run, f->line, out->size);
+    return run_check_size(f->run, f->line, out->size);
 }
 
 static ErrorCode do_format(Frame *f, Value *out) {

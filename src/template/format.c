@@ -16,7 +16,7 @@ static ErrorCode put(Run *r, int line, const Value *format, const Value *v, Text
     if (format->form == FORM_MARKUP) printed = value_escape(&r->arena, &printed);
     text_add(out, printed.bytes, printed.size);
     text_free(&text);
-    return run_room(r, line, out->length);
+    return run_check_size(r, line, out->length);
 }
 
 static ErrorCode put_whole(Run *r, int line, const Value *v, Text *out) {
@@ -66,17 +66,17 @@ ErrorCode format_percent(Run *r, int line, const Value *format, const Value *arg
 
 /* The value of a field, which is the next positional argument, a number, or a name. */
 static const Value *field(const Call *c, const char *name, size_t length, size_t *next) {
-    size_t place = length == 0 ? (*next)++ : 0;
-    for (size_t i = 0; i < length && place < MOST_ARGUMENTS; i++) {
+    size_t position = length == 0 ? (*next)++ : 0;
+    for (size_t i = 0; i < length && position < MOST_ARGUMENTS; i++) {
         if (name[i] < '0' || name[i] > '9') {
             for (size_t k = 0; k < c->named; k++)
                 if (strlen(c->names[k]) == length && memcmp(c->names[k], name, length) == 0)
                     return &c->named_items[k];
             return NULL;
         }
-        place = place * 10 + (size_t)(name[i] - '0');
+        position = position * 10 + (size_t)(name[i] - '0');
     }
-    return place < c->count ? &c->items[place] : NULL;
+    return position < c->count ? &c->items[position] : NULL;
 }
 
 static ErrorCode braces(const Call *c, Text *out) {

@@ -256,7 +256,7 @@ typedef struct Run {
 
 ErrorCode run_fail(const Run *r, int line, const char *format, ...) PRINTF_LIKE(3, 4);
 /* Fails if a value of this many bytes would exceed the limits. */
-ErrorCode run_room(Run *r, int line, size_t bytes);
+ErrorCode run_check_size(Run *r, int line, size_t bytes);
 /* Fails for lists and mappings nested without end (value_weigh). */
 ErrorCode run_weigh(Run *r, int line, const Value *v);
 void namespace_set(Arena *a, Namespace *n, const char *name, const Value *v);

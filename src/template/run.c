@@ -38,7 +38,7 @@ ErrorCode run_fail(const Run *r, int line, const char *format, ...) {
     return error_set(r->err, ERR_DATA, "%s:%d: %s", r->t->where, line, message);
 }
 
-ErrorCode run_room(Run *r, int line, size_t bytes) {
+ErrorCode run_check_size(Run *r, int line, size_t bytes) {
     if (bytes < MOST_BYTES && r->arena.used < MOST_BYTES && r->out->length < MOST_BYTES) return OK;
     return run_fail(r, line, "the template makes more than %d MiB", MOST_BYTES >> 20);
 }
@@ -53,7 +53,7 @@ ErrorCode run_weigh(Run *r, int line, const Value *v) {
 
 static ErrorCode count_step(Run *r, int line) {
     if (++r->steps > MOST_STEPS) return run_fail(r, line, "the template does not come to an end");
-    return run_room(r, line, 0);
+    return run_check_size(r, line, 0);
 }
 
 /* ---- names ---- */
@@ -127,7 +127,7 @@ ErrorCode value_iterate(Run *r, int line, const Value *v, const Value **items, s
         *items = v->items;
         *count = v->size;
     } else if (v->kind == VALUE_STRING) {
-        TRY(run_room(r, line, v->size * sizeof(Value)));
+        TRY(run_check_size(r, line, v->size * sizeof(Value)));
         *items = characters(r, v, count);
     } else if (v->kind == VALUE_DICT) {
         Value *keys = arena_take(&r->arena, (v->size + 1) * sizeof *keys);
@@ -191,7 +191,7 @@ ErrorCode value_compare(Run *r, int line, Operator op, const Value *a, const Val
 }
 
 static ErrorCode joined(Run *r, int line, const Value *a, const Value *b, Value *out) {
-    TRY(run_room(r, line, a->size + b->size));
+    TRY(run_check_size(r, line, a->size + b->size));
     if (a->form != b->form) {
         Value x = value_escape(&r->arena, a), y = value_escape(&r->arena, b);
         return joined(r, line, &x, &y, out);
@@ -209,7 +209,7 @@ static ErrorCode repeated(Run *r, int line, const Value *text, const Value *time
         return run_fail(r, line, "weft cannot reckon with a string and %s", value_kind_name(times));
     size_t count = times->integer < 0 || text->size == 0 ? 0 : (size_t)times->integer, bytes;
     if (!size_multiply(count, text->size, &bytes)) bytes = SIZE_MAX;
-    TRY(run_room(r, line, bytes));
+    TRY(run_check_size(r, line, bytes));
     char *copies = arena_take(&r->arena, bytes + 1);
     for (size_t i = 0; i < count; i++) memcpy(copies + i * text->size, text->bytes, text->size);
     *out = value_string(copies, bytes);
@@ -218,7 +218,7 @@ static ErrorCode repeated(Run *r, int line, const Value *text, const Value *time
 }
 
 static ErrorCode joined_lists(Run *r, int line, const Value *a, const Value *b, Value *out) {
-    TRY(run_room(r, line, (a->size + b->size) * sizeof(Value)));
+    TRY(run_check_size(r, line, (a->size + b->size) * sizeof(Value)));
     Value *items = arena_take(&r->arena, (a->size + b->size + 1) * sizeof *items);
     if (a->size) memcpy(items, a->items, a->size * sizeof *items);
     if (b->size) memcpy(items + a->size, b->items, b->size * sizeof *items);
@@ -242,7 +242,7 @@ static ErrorCode concatenate(Run *r, int line, const Value *a, const Value *b, V
     TRY(need_text(r, line, b));
     value_print(a, &text);
     value_print(b, &text);
-    ErrorCode code = run_room(r, line, text.length);
+    ErrorCode code = run_check_size(r, line, text.length);
     if (code == OK) *out = value_copy(&r->arena, text.data, text.length);
     text_free(&text);
     return code;
@@ -483,20 +483,20 @@ static ErrorCode capture(Run *r, Scope *s, const Node *body, Value *out) {
 
 static ErrorCode call_macro(Run *r, Call *c, const Node *macro, Value *out) {
     Scope own = {.parent = &r->root};
-    size_t place = 0, taken = 0;
+    size_t position = 0, taken = 0;
     for (const Node *p = macro->arguments; p; p = p->next) {
         Value v = undefined(p->name);
         size_t k = 0;
         while (k < c->named && strcmp(c->names[k], p->name) != 0) k++;
-        if (place < c->count)
-            v = c->items[place++];
+        if (position < c->count)
+            v = c->items[position++];
         else if (k < c->named)
             v = c->named_items[k], taken++;
         else if (p->a)
             TRY(evaluate(r, &own, p->a, &v));
         namespace_set(&r->arena, &own.names, p->name, &v);
     }
-    if (place < c->count || taken < c->named)
+    if (position < c->count || taken < c->named)
         return run_fail(r, c->line, "macro %s takes no such arguments", macro->name);
     return capture(r, &own, macro->b, out);
 }
@@ -780,7 +780,7 @@ static ErrorCode print(Run *r, Scope *s, const Node *n) {
     TRY(evaluate(r, s, n->a, &v));
     TRY(need_text(r, n->line, &v));
     value_print(&v, r->out);
-    return run_room(r, n->line, 0);
+    return run_check_size(r, n->line, 0);
 }
 
 /* {% filter %}: its filters apply to the name "", which no variable has. */
@@ -791,7 +791,7 @@ static ErrorCode filtered(Run *r, Scope *s, const Node *n) {
     namespace_set(&r->arena, &own.names, "", &v);
     TRY(evaluate(r, &own, n->a, &v));
     value_print(&v, r->out);
-    return run_room(r, n->line, 0);
+    return run_check_size(r, n->line, 0);
 }
 
 /* Text that is captured for later has no position yet, so {% generation %} is refused in it. */
@@ -811,7 +811,7 @@ static ErrorCode execute_node(Run *r, Scope *s, const Node *n, Flow *flow) {
     Value v;
     bool truth;
     switch (n->kind) {
-    case NODE_TEXT: text_add(r->out, n->literal.bytes, n->literal.size); return run_room(r, n->line, 0);
+    case NODE_TEXT: text_add(r->out, n->literal.bytes, n->literal.size); return run_check_size(r, n->line, 0);
     case NODE_PRINT: return print(r, s, n);
     case NODE_IF:
         TRY(evaluate_truth(r, s, n->a, &v, &truth));

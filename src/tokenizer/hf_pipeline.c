@@ -20,7 +20,7 @@
 #include "tokenizer/hf_reader.h"
 
 /* Enough for the longest path, "pre_tokenizer.pretokenizers[N]" with any N. */
-#define KEY_ROOM 80
+#define KEY_SIZE 80
 
 /* `last`: no step follows. */
 typedef ErrorCode (*ReadStep)(HfReader *r, const cJSON *item, const char *key, bool last);
@@ -34,7 +34,7 @@ static ErrorCode read_steps(HfReader *r, const cJSON *root, const char *key, con
     TRY(hf_container(r, item, list, true, &steps));
     int i = 0;
     for (const cJSON *step = steps->child; step; step = step->next, i++) {
-        char at[KEY_ROOM];
+        char at[KEY_SIZE];
         snprintf(at, sizeof at, "%s.%s[%d]", key, list, i);
         TRY(read(r, step, at, step->next == NULL));
     }
@@ -170,7 +170,7 @@ static ErrorCode read_split(HfReader *r, const cJSON *item, const char *key) {
     bool isolates = strcmp(behavior, "Isolated") == 0 && !invert,
          removes_rest = strcmp(behavior, "Removed") == 0 && invert;
     if (!isolates && !(removes_rest && pattern_is_whole(pattern))) {
-        char what[KEY_ROOM];
+        char what[KEY_SIZE];
         snprintf(what, sizeof what, "behavior \"%.32s\" with invert %s", behavior, invert ? "true" : "false");
         return hf_refuse(r, key, what);
     }
@@ -304,7 +304,7 @@ static ErrorCode read_character_decoder(HfReader *r, const cJSON *root) {
         TRY(hf_container(r, decoder, "decoders", true, &steps));
         int i = 0;
         for (const cJSON *step = steps->child; step; step = step->next, i++) {
-            char at[KEY_ROOM];
+            char at[KEY_SIZE];
             snprintf(at, sizeof at, "decoder.decoders[%d]", i);
             TRY(read_decoder_step(r, step, at, &done));
         }

@@ -171,7 +171,7 @@ static ErrorCode add_known(HfReader *r, const char *content, int64_t id, int32_t
 }
 
 /* Maximum length of a normalized added token; the vocabulary's memory is sized in advance. */
-static size_t added_room(size_t length) { return 2 * length + 16; }
+static size_t added_capacity(size_t length) { return 2 * length + 16; }
 
 /* The text to search for: normalized if the token is matched in normalized text. */
 static ErrorCode normalize_added(HfReader *r, const char *content, Text *out) {
@@ -179,7 +179,7 @@ static ErrorCode normalize_added(HfReader *r, const char *content, Text *out) {
     TRY(normalizer_run(&r->t->normalizer, content, strlen(content), true, out, &changed, r->err));
     if (!changed) text_puts(out, content);
     if (out->length == 0) return bad_added(r, content, "nothing is left of it once normalized");
-    if (out->length > added_room(strlen(content)))
+    if (out->length > added_capacity(strlen(content)))
         return bad_added(r, content, "it becomes more than twice as long once normalized");
     return OK;
 }
@@ -236,7 +236,7 @@ static size_t count_added(const cJSON *added, size_t *bytes) {
     size_t count = 0;
     for (const cJSON *item = added ? added->child : NULL; item; item = item->next, count++) {
         const cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
-        if (cJSON_IsString(content)) *bytes += added_room(strlen(content->valuestring));
+        if (cJSON_IsString(content)) *bytes += added_capacity(strlen(content->valuestring));
     }
     return count;
 }
@@ -388,7 +388,7 @@ ErrorCode hf_tokenizer_read(Tokenizer *t, const char *where, const char *data, s
     cJSON *root = NULL;
     TRY(json_parse(where, data, length, &root, err));
     /* No string of the file is longer than the file, and a merge joins two of them. */
-    HfReader r = {.t = t, .where = where, .err = err, .scratch = mem_alloc(added_room(length))};
+    HfReader r = {.t = t, .where = where, .err = err, .scratch = mem_alloc(added_capacity(length))};
     ErrorCode code = read_document(&r, root);
     free(r.scratch);
     cJSON_Delete(root);

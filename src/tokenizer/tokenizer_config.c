@@ -27,7 +27,7 @@ static const char *const ENDS[] = {"<|end_of_text|>", "<|endoftext|>",         "
 
 /* ---- the file ---- */
 
-char *tokenizer_beside(const char *tokenizer, const char *name) {
+char *tokenizer_sibling(const char *tokenizer, const char *name) {
     if (strcmp(tokenizer, "bytes") == 0) return NULL;
     if (file_is_dir(tokenizer)) return path_join(tokenizer, name);
     const char *slash = strrchr(tokenizer, '/');
@@ -41,14 +41,14 @@ char *tokenizer_beside(const char *tokenizer, const char *name) {
 char *tokenizer_config_path(const char *tokenizer) {
     const char *slash = strrchr(tokenizer, '/'), *name = slash ? slash + 1 : tokenizer;
     bool named = file_is_dir(tokenizer) || strncmp(name, "tokenizer.", strlen("tokenizer.")) == 0;
-    char *path = named ? tokenizer_beside(tokenizer, "tokenizer_config.json") : NULL;
+    char *path = named ? tokenizer_sibling(tokenizer, "tokenizer_config.json") : NULL;
     if (path && file_exists(path)) return path;
     free(path);
     return NULL;
 }
 
 ErrorCode tokenizer_config_read(const char *tokenizer, cJSON **config, Error *err) {
-    char *path = tokenizer_beside(tokenizer, "tokenizer_config.json");
+    char *path = tokenizer_sibling(tokenizer, "tokenizer_config.json");
     *config = NULL;
     ErrorCode code = path && file_exists(path) ? json_read(path, CONFIG_LIMIT, config, err) : OK;
     free(path);

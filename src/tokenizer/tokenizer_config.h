@@ -10,7 +10,7 @@
 
 /* The path of a file in the tokenizer's directory (as for tokenizer_open); caller frees. NULL if the
  * tokenizer has no directory. */
-char *tokenizer_beside(const char *tokenizer, const char *name);
+char *tokenizer_sibling(const char *tokenizer, const char *name);
 /* The path of this tokenizer's tokenizer_config.json; NULL where there is none. A tokenizer file that is not
  * called tokenizer.something has none: the one next to it may belong to another. */
 char *tokenizer_config_path(const char *tokenizer);

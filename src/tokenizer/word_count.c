@@ -19,7 +19,7 @@
 
 /* Large enough that threads rarely wait for the lock, small enough that the last blocks keep all threads
  * busy. */
-#define STRETCH ((size_t)1 << 20)
+#define BLOCK_BYTES ((size_t)1 << 20)
 
 /* Shared by all threads, but accessed only in the critical section weft_word_feed, which makes `err` safe. */
 typedef struct Feed {
@@ -35,8 +35,8 @@ typedef struct Feed {
 
 /* Searches for a cut from the end of growing windows, so that text without one (a huge line) costs at most
  * twice its length. */
-static size_t stretch_size(const char *text, size_t left) {
-    for (size_t window = STRETCH; window < left; window *= 2) {
+static size_t block_size(const char *text, size_t left) {
+    for (size_t window = BLOCK_BYTES; window < left; window *= 2) {
         size_t cut = split_cut(text, window);
         if (cut) return cut;
     }
@@ -52,7 +52,7 @@ static bool feed_next(Feed *f, Text *out) {
         if (f->code != OK || f->ended) f->left = 0;
     }
     if (f->left == 0 || f->code != OK) return false;
-    size_t size = stretch_size(f->text, f->left);
+    size_t size = block_size(f->text, f->left);
     text_add(out, f->text, size);
     f->text += size;
     f->left -= size;
@@ -78,7 +78,7 @@ static ErrorCode count_pre_token(Counter *c, const char *text, size_t length, Er
 
 /* Bytes that are not UTF-8 are pre-tokens by themselves, exactly as in encoding: what is learned must match
  * what will be encoded. */
-static ErrorCode count_stretch(Counter *c, const char *text, size_t length, Error *err) {
+static ErrorCode count_block(Counter *c, const char *text, size_t length, Error *err) {
     for (size_t from = 0; from < length;) {
         size_t valid = utf8_valid_run(text + from, length - from);
         for (size_t at = 0, end; at < valid; at = end) {
@@ -95,17 +95,17 @@ static ErrorCode count_stretch(Counter *c, const char *text, size_t length, Erro
 
 /* The first failure ends all threads, each when it next asks for text. */
 static void count_until_end(Counter *c, Feed *feed) {
-    Text stretch = {0};
+    Text block = {0};
     for (bool more = true; more;) {
 #pragma omp critical(weft_word_feed)
-        more = feed_next(feed, &stretch);
+        more = feed_next(feed, &block);
         Error err;
-        ErrorCode code = more ? count_stretch(c, stretch.data, stretch.length, &err) : OK;
+        ErrorCode code = more ? count_block(c, block.data, block.length, &err) : OK;
         if (code == OK) continue;
 #pragma omp critical(weft_word_feed)
         if (feed->code == OK) feed->code = error_set(feed->err, err.code, "%s", err.message);
     }
-    text_free(&stretch);
+    text_free(&block);
 }
 
 /* After a failure `words` holds what was counted until then; the caller frees it in any case. */

@@ -127,7 +127,7 @@ static ErrorCode check_ownership(Trainer *t, Error *err) {
 
 /* Predicts how long the run will take, before anybody has waited for it; later the times of logged steps are
  * more exact. */
-static void tell_of_time(Trainer *t, double peak) {
+static void report_time(Trainer *t, double peak) {
     Text message = {0};
     MachineTime time = machine_time(&t->rank, &t->device, peak);
     machine_describe(&time, t->c, &t->layout, t->state.step, &message);
@@ -151,7 +151,7 @@ static ErrorCode measure_peak(Trainer *t, Error *err) {
     t->peak_flops = peak;
     log_info("matrix-product peak %.3f TFLOP/s in %s%s", peak / 1e12, dtype_name(t->rank.model.compute),
              comm_size(t->comm) > 1 ? ", all ranks together" : "");
-    if (t->is_rank0) tell_of_time(t, peak / comm_size(t->comm));
+    if (t->is_rank0) report_time(t, peak / comm_size(t->comm));
     return OK;
 }
 
@@ -189,7 +189,7 @@ static ErrorCode check_init(const Trainer *t, Error *err) {
 
 /* Reports that a finished run has been given more steps. The schedule is now as long as the new run, so the
  * learning rate usually differs from the one that it ended at. */
-static void tell_of_more_steps(const Trainer *t) {
+static void report_more_steps(const Trainer *t) {
     const RunState *was = &t->found.saved.state;
     const Config *then = &t->found.saved.config;
     double peak = t->c->optimizer.settings.lr;
@@ -209,7 +209,7 @@ static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err
     if (code == OK && idle.length) log_info("of a run's beginning, and not read again: %s", idle.data);
     if (code == OK && t->changes.length)
         log_info("from step %lld on: %s", (long long)t->found.saved.state.step + 1, t->changes.data);
-    if (code == OK) tell_of_more_steps(t);
+    if (code == OK) report_more_steps(t);
     if (code != OK) error_context(err, "%s", t->found.checkpoint.path);
     text_free(&idle);
     return code;
@@ -302,7 +302,7 @@ static ErrorCode initial_weights(Trainer *t, Error *err) {
 
 /* The model files alone, without the bias, are another model; this should be known before a metric shows
  * it. */
-static void tell_balance(const Trainer *t) {
+static void report_balance(const Trainer *t) {
     const ModelConfig *m = &t->c->model.shape;
     if (!m->balance_bias || !t->is_rank0) return;
     log_info("experts are balanced by a bias (train.router_bias_speed %g), which files of the family %s have "
@@ -316,9 +316,9 @@ static bool found_balance(const Trainer *t) {
 }
 
 /* For a resumed run: reports if the bias begins to be used, or no longer changes. */
-static void tell_kept_balance(const Trainer *t) {
+static void report_kept_balance(const Trainer *t) {
     if (!found_balance(t)) {
-        tell_balance(t);
+        report_balance(t);
     } else if (t->c->train.router_bias_speed <= 0) {
         log_info("the bias that balances experts stays as it is (train.router_bias_speed 0)");
     }
@@ -378,12 +378,12 @@ static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
         if (t->c->lora.rank > 0) TRY(load_init(t, err)); /* no checkpoint holds the base */
         TRY(state_take_up(&t->found, t->engine, t->comm, err));
         t->state = t->found.saved.state;
-        tell_kept_balance(t);
+        report_kept_balance(t);
         state_close(&t->found);
         log_info("resumed after step %lld", (long long)t->state.step);
     } else {
         TRY(initial_weights(t, err));
-        tell_balance(t);
+        report_balance(t);
         engine_start_average(t->engine);
     }
     go_on_from_best(t);

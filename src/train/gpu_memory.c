@@ -12,7 +12,7 @@
 
 #include "base/log.h"
 
-static bool is_told(const GpuMemoryUse *o) { return o->device->runtime.memory != NULL; }
+static bool is_known(const GpuMemoryUse *o) { return o->device->runtime.memory != NULL; }
 
 static uint64_t available(const GpuMemoryUse *o) {
     DeviceMemory m = {.available = 0};
@@ -22,7 +22,7 @@ static uint64_t available(const GpuMemoryUse *o) {
 void gpu_memory_open(GpuMemoryUse *o, Comm *comm, Device *d) {
     DeviceMemory m = {.total = 0};
     *o = (GpuMemoryUse){.comm = comm, .device = d};
-    if (!is_told(o) || !d->runtime.memory(d, &m)) return;
+    if (!is_known(o) || !d->runtime.memory(d, &m)) return;
     o->own = (GpuMemory){.rank = comm_rank(comm),
                          .ranks = 1,
                          .total = m.total,
@@ -43,7 +43,7 @@ static void put_together(GpuMemory *into, const GpuMemory *from) {
     into->ranks += from->ranks;
     if (from->untouched > into->untouched) into->untouched = from->untouched;
     into->opened = least(into->opened, from->opened);
-    into->wired = least(into->wired, from->wired);
+    into->connected = least(into->connected, from->connected);
     into->pooled = least(into->pooled, from->pooled);
     into->settled = least(into->settled, from->settled);
     into->pools += from->pools, into->granules += from->granules;
@@ -52,7 +52,7 @@ static void put_together(GpuMemory *into, const GpuMemory *from) {
 
 /* choose() selects the GPU with the largest value. */
 typedef double Urgency(const GpuMemory *g);
-static double by_need(const GpuMemory *g) { return (double)g->granules - (double)g->wired; }
+static double by_need(const GpuMemory *g) { return (double)g->granules - (double)g->connected; }
 static double by_pools(const GpuMemory *g) { return -(double)g->pooled; }
 static double by_settled(const GpuMemory *g) { return -(double)g->settled; }
 static double by_fall(const GpuMemory *g) { return (double)g->fell; }
@@ -104,12 +104,12 @@ static void put_bytes(Text *out, const char *before, uint64_t bytes, const char 
 /* Describes what was taken before the pools. */
 static void name_others(const GpuMemory *g, Text *out) {
     if (g->untouched == 0) {
-        put_bytes(out, "driver, libraries and other processes ", less(g->total, g->wired),
+        put_bytes(out, "driver, libraries and other processes ", less(g->total, g->connected),
                   " (no NVML here tells them apart)");
         return;
     }
-    put_bytes(out, "driver and libraries ", less(g->untouched, g->wired), "");
-    if (g->wired < g->opened) put_bytes(out, " (of these NCCL ", g->opened - g->wired, ")");
+    put_bytes(out, "driver and libraries ", less(g->untouched, g->connected), "");
+    if (g->connected < g->opened) put_bytes(out, " (of these NCCL ", g->opened - g->connected, ")");
     put_bytes(out, ", other processes, with what the driver keeps of any GPU, ", less(g->total, g->untouched),
               "");
 }
@@ -123,12 +123,12 @@ typedef struct Verdict {
 static void judge(const GpuMemoryUse *o, Verdict *v) {
     const GpuMemory *g = &o->gpu;
     Text out = {0};
-    if (g->total == 0 || g->granules <= g->wired) return;
+    if (g->total == 0 || g->granules <= g->connected) return;
     text_puts(&out, "run.device: cuda: ");
     name_gpu(o, "", &out);
     put_bytes(&out, ", ", g->total, ": ");
     put_bytes(&out, "pools take ", g->granules, ", and ");
-    put_bytes(&out, "", g->wired, " are free; ");
+    put_bytes(&out, "", g->connected, " are free; ");
     put_bytes(&out, "planned are ", g->pools, ", each pool in whole pieces of ");
     put_bytes(&out, "", o->device->granularity, "; taken already: ");
     name_others(g, &out);
@@ -140,8 +140,8 @@ static void judge(const GpuMemoryUse *o, Verdict *v) {
 
 ErrorCode gpu_memory_check(GpuMemoryUse *o, size_t pools, size_t granules, Error *err) {
     Verdict v = {.problem = ""};
-    if (!is_told(o)) return OK;
-    o->own.wired = available(o);
+    if (!is_known(o)) return OK;
+    o->own.connected = available(o);
     o->own.pools = pools, o->own.granules = granules;
     TRY(gather(o, by_need, err));
     if (speaks(o)) judge(o, &v);
@@ -153,9 +153,9 @@ ErrorCode gpu_memory_check(GpuMemoryUse *o, size_t pools, size_t granules, Error
 }
 
 /* A difference from the plan may be due to other processes, which come and go. */
-static void say_pools(const GpuMemoryUse *o) {
+static void report_pools(const GpuMemoryUse *o) {
     const GpuMemory *g = &o->gpu;
-    uint64_t took = less(g->wired, g->pooled);
+    uint64_t took = less(g->connected, g->pooled);
     Text out = {0};
     text_puts(&out, "memory of ");
     name_gpu(o, ", which has least left", &out);
@@ -176,17 +176,17 @@ static void say_pools(const GpuMemoryUse *o) {
 
 /* The barrier keeps ranks from taking more memory before all have measured. */
 ErrorCode gpu_memory_pooled(GpuMemoryUse *o, Error *err) {
-    if (!is_told(o)) return OK;
+    if (!is_known(o)) return OK;
     o->own.pooled = available(o);
     TRY(gather(o, by_pools, err));
     TRY(comm_barrier(o->comm, err));
-    if (speaks(o) && o->gpu.total > 0) say_pools(o);
+    if (speaks(o) && o->gpu.total > 0) report_pools(o);
     return OK;
 }
 
 /* ---- steps ---- */
 
-static void say_settled(const GpuMemoryUse *o) {
+static void report_settled(const GpuMemoryUse *o) {
     const GpuMemory *g = &o->gpu;
     Text out = {0};
     text_puts(&out, "memory of ");
@@ -199,26 +199,26 @@ static void say_settled(const GpuMemoryUse *o) {
 
 ErrorCode gpu_memory_settle(GpuMemoryUse *o, Error *err) {
     o->steady = true;
-    if (!is_told(o)) return OK;
+    if (!is_known(o)) return OK;
     TRY(comm_barrier(o->comm, err));
     o->own.settled = available(o);
     TRY(gather(o, by_settled, err));
-    if (speaks(o) && o->gpu.total > 0) say_settled(o);
+    if (speaks(o) && o->gpu.total > 0) report_settled(o);
     return OK;
 }
 
 void gpu_memory_look(GpuMemoryUse *o) {
-    if (!is_told(o) || o->own.fell > 0) return;
+    if (!is_known(o) || o->own.fell > 0) return;
     uint64_t now = available(o);
     if (now < o->own.settled && now > 0) o->own.fell = o->own.settled - now;
 }
 
 void gpu_memory_allow(GpuMemoryUse *o) {
-    if (is_told(o) && o->own.settled > 0) o->own.settled = least(o->own.settled, available(o));
+    if (is_known(o) && o->own.settled > 0) o->own.settled = least(o->own.settled, available(o));
 }
 
-ErrorCode gpu_memory_tell(GpuMemoryUse *o, Text *message, Error *err) {
-    if (!is_told(o) || o->reported) return OK;
+ErrorCode gpu_memory_write(GpuMemoryUse *o, Text *message, Error *err) {
+    if (!is_known(o) || o->reported) return OK;
     o->reported = true;
     TRY(gather(o, by_fall, err));
     if (!speaks(o) || o->gpu.fell == 0) return OK;
@@ -240,11 +240,11 @@ void gpu_memory_pool_facts(const GpuMemoryUse *o, JournalFact facts[GPU_MEMORY_F
         {"gpu_bytes", (double)g->total},
         {"pool_bytes", (double)g->pools},
         {"pool_pieces_bytes", (double)g->granules},
-        {"pools_took_bytes", (double)less(g->wired, g->pooled)},
+        {"pools_took_bytes", (double)less(g->connected, g->pooled)},
         {"free_bytes", (double)g->pooled},
-        {"nccl_bytes", (double)less(g->opened, g->wired)},
+        {"nccl_bytes", (double)less(g->opened, g->connected)},
         {separate_memory ? "libraries_bytes" : "libraries_and_others_bytes",
-         (double)less(separate_memory ? g->untouched : g->total, g->wired)},
+         (double)less(separate_memory ? g->untouched : g->total, g->connected)},
         {separate_memory ? "others_bytes" : NULL, (double)less(g->total, g->untouched)},
         {NULL, 0}};
     memcpy(facts, all, sizeof all);

@@ -20,9 +20,9 @@
 #include "observe/journal.h"
 
 typedef struct GpuMemory {
-    char identity[16];                                         /* DeviceMemory's */
-    int rank, ranks;                                           /* first rank that uses it; how many do */
-    uint64_t total, untouched, opened, wired, pooled, settled; /* bytes free; untouched 0: not known */
+    char identity[16];                                             /* DeviceMemory's */
+    int rank, ranks;                                               /* first rank that uses it; how many do */
+    uint64_t total, untouched, opened, connected, pooled, settled; /* bytes free; untouched 0: not known */
     uint64_t pools, granules; /* bytes of its ranks' pools; the same, rounded up to granules */
     uint64_t fell;            /* bytes by which free memory has decreased since it settled */
 } GpuMemory;
@@ -52,7 +52,7 @@ static inline bool gpu_memory_has_seen(const GpuMemoryUse *o) { return o->own.fe
 void gpu_memory_allow(GpuMemoryUse *o);
 /* Call where some rank has seen a loss, or may have. Collective. Appends to `message` on rank 0, if there is
  * anything to report. */
-ErrorCode gpu_memory_tell(GpuMemoryUse *o, Text *message, Error *err);
+ErrorCode gpu_memory_write(GpuMemoryUse *o, Text *message, Error *err);
 
 /* Facts about `gpu` for the journal: after the pools were allocated, and after the first step. */
 enum { GPU_MEMORY_FACTS = 10 };

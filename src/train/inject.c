@@ -293,13 +293,13 @@ const Fault *inject_at(const Inject *in, int rank, int64_t step, int attempt, co
     return NULL;
 }
 
-const Fault *inject_in(const Inject *in, const FaultPlace *place, const Fault *last) {
+const Fault *inject_in(const Inject *in, const FaultPoint *point, const Fault *last) {
     for (size_t i = last ? (size_t)(last - in->faults) + 1 : 0; i < in->count; i++) {
         const Fault *f = &in->faults[i];
         /* Without a step: when the phase is first entered. */
-        bool now = f->step ? f->step == place->step : place->first;
-        if (has_faults(f->phase) && f->phase == place->phase && f->rank == place->rank &&
-            f->attempt == place->attempt && now)
+        bool now = f->step ? f->step == point->step : point->first;
+        if (has_faults(f->phase) && f->phase == point->phase && f->rank == point->rank &&
+            f->attempt == point->attempt && now)
             return f;
     }
     return NULL;
@@ -315,7 +315,7 @@ static void inject_process_fault(const Fault *f) {
 }
 
 /* Depends on the fault's seed and step only: the same bit in each repetition. */
-uint64_t inject_place(const Fault *f, uint64_t bits) {
+uint64_t inject_index(const Fault *f, uint64_t bits) {
     return rng_u64(rng_key(f->seed, "inject.place"), (uint64_t)f->step) % bits;
 }
 
@@ -334,7 +334,7 @@ static uint64_t weight_bits(const Engine *e) {
 
 /* Goes through the device, as every access to tensor memory does. The compute copy is refreshed; otherwise
  * passes would not see the flip. */
-static void turn(Engine *e, float *weight, unsigned bit) {
+static void flip_bit(Engine *e, float *weight, unsigned bit) {
     uint32_t bits;
     device_fetch(engine_device(e), &bits, weight, sizeof bits);
     bits ^= UINT32_C(1) << bit;
@@ -344,14 +344,14 @@ static void turn(Engine *e, float *weight, unsigned bit) {
 
 /* place % bits gives the element (quotient by 32) and the bit (remainder). Searches the table for the
  * parameter with that element. */
-void inject_bitflip(Engine *e, uint64_t place, char *where, size_t size) {
-    uint64_t element = place % weight_bits(e) / FLOAT_BITS;
-    unsigned bit = (unsigned)(place % FLOAT_BITS);
+void inject_bitflip(Engine *e, uint64_t index, char *where, size_t size) {
+    uint64_t element = index % weight_bits(e) / FLOAT_BITS;
+    unsigned bit = (unsigned)(index % FLOAT_BITS);
     for (int i = 0; i < engine_model(e)->table.count; i++) {
         const Param *p = &engine_model(e)->table.params[i];
         ParamSegment segment = partition_segment(&engine_plan(e)->partition, p);
         if (element < (uint64_t)segment.count) {
-            turn(e, engine_master(e, segment) + element, bit);
+            flip_bit(e, engine_master(e, segment) + element, bit);
             snprintf(where, size, "bit %u of element %lld of %s", bit,
                      (long long)segment_run(&segment, (int64_t)element).element, p->name);
             return;
@@ -363,9 +363,9 @@ void inject_bitflip(Engine *e, uint64_t place, char *where, size_t size) {
 /* Logs first: a rank that kills itself prints nothing afterwards. */
 static void inject_one(const Fault *f, Engine *e, StepOptions *options) {
     char where[160] = "";
-    if (f->kind == FAULT_BITFLIP) inject_bitflip(e, inject_place(f, weight_bits(e)), where, sizeof where);
+    if (f->kind == FAULT_BITFLIP) inject_bitflip(e, inject_index(f, weight_bits(e)), where, sizeof where);
     /* The engine corrupts the gradient inside the step, where a broken kernel would. */
-    if (f->kind == FAULT_NAN) options->poison = true, options->poison_place = inject_place(f, UINT64_MAX);
+    if (f->kind == FAULT_NAN) options->poison = true, options->poison_index = inject_index(f, UINT64_MAX);
     log_warn("injected on rank %d, before step %lld: %s%s%s", f->rank, (long long)f->step,
              fault_name(f->kind), where[0] ? ", " : "", where);
     inject_process_fault(f);
@@ -377,8 +377,8 @@ void inject_faults(const Inject *in, Engine *e, int64_t step, int attempt, StepO
         inject_one(f, e, options);
 }
 
-void inject_phase_faults(const Inject *in, const FaultPlace *place) {
-    for (const Fault *f = NULL; (f = inject_in(in, place, f));) {
+void inject_phase_faults(const Inject *in, const FaultPoint *point) {
+    for (const Fault *f = NULL; (f = inject_in(in, point, f));) {
         log_warn("injected on rank %d, in %s: %s", f->rank, phase_name(f->phase), fault_name(f->kind));
         inject_process_fault(f);
     }

@@ -62,27 +62,27 @@ void inject_free(Inject *in);
 const Fault *inject_at(const Inject *in, int rank, int64_t step, int attempt, const Fault *last);
 
 /* State of a rank when it enters a phase. */
-typedef struct FaultPlace {
+typedef struct FaultPoint {
     int rank, attempt;
     Phase phase;
     int64_t step; /* steps done */
     bool first;   /* first time in this attempt */
-} FaultPlace;
+} FaultPoint;
 /* The same for faults on entering a phase. */
-const Fault *inject_in(const Inject *in, const FaultPlace *place, const Fault *last);
+const Fault *inject_in(const Inject *in, const FaultPoint *point, const Fault *last);
 
 /* Which of `bits` bits a bitflip changes; which of so many elements becomes a NaN. bits >= 1. */
-uint64_t inject_place(const Fault *f, uint64_t bits);
+uint64_t inject_index(const Fault *f, uint64_t bits);
 
 /* Injects all faults of the engine's rank before step `step` (1-based) of this attempt, with a line of the
  * log for each. A NaN is injected inside the step: options->poison. */
 void inject_faults(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions *options);
 
 /* Injects all faults of a rank on entering a phase, with a line of the log for each. */
-void inject_phase_faults(const Inject *in, const FaultPlace *place);
+void inject_phase_faults(const Inject *in, const FaultPoint *point);
 
 /* Flips bit number `place` (modulo their number) of the master weights that this rank owns, and writes its
  * location to `where`. */
-void inject_bitflip(Engine *e, uint64_t place, char *where, size_t size);
+void inject_bitflip(Engine *e, uint64_t index, char *where, size_t size);
 
 #endif

@@ -157,7 +157,7 @@ static ErrorCode close_journal(Trainer *t, Error *err) {
 /* ---- metrics.command ---- */
 
 /* Reports problems of the program of metrics.command: the run continues without it, but not silently. */
-static ErrorCode tell_of_listener(Trainer *t, Text *message, Error *err) {
+static ErrorCode report_listener(Trainer *t, Text *message, Error *err) {
     ErrorCode code = OK;
     if (message->length) {
         log_warn("%s", message->data);
@@ -173,7 +173,7 @@ static ErrorCode open_listener(Trainer *t, Error *err) {
     Text message = {0};
     if (t->is_rank0 && words->count > 0)
         listener_open(&t->listener, t->c->run.dir, words->count, words->items, &message);
-    return tell_of_listener(t, &message, err);
+    return report_listener(t, &message, err);
 }
 
 /* Sends the line that was just written to metrics.jsonl. */
@@ -181,13 +181,13 @@ static ErrorCode send_record(Trainer *t, MetricsKind kind, const void *record, E
     Text message = {0};
     (void)kind, (void)record;
     if (t->is_rank0) listener_send(&t->listener, t->log.line.data, t->log.line.length, &message);
-    return tell_of_listener(t, &message, err);
+    return report_listener(t, &message, err);
 }
 
 ErrorCode sinks_close_program(Trainer *t, Error *err) {
     Text message = {0};
     listener_close(&t->listener, t->c->metrics.command_wait_s, &message);
-    return tell_of_listener(t, &message, err);
+    return report_listener(t, &message, err);
 }
 
 /* ---- sinks ---- */
@@ -445,7 +445,7 @@ ErrorCode record_saves(Trainer *t, Error *err) {
 
 ErrorCode record_lost_memory(Trainer *t, Error *err) {
     Text message = {0};
-    ErrorCode code = gpu_memory_tell(&t->gpu_memory, &message, err);
+    ErrorCode code = gpu_memory_write(&t->gpu_memory, &message, err);
     const JournalFact facts[] = {{"fell_bytes", (double)t->gpu_memory.gpu.fell}, {NULL, 0}};
     if (message.length) {
         log_warn("%s", message.data);

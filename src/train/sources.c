@@ -81,7 +81,7 @@ static void cut_name(const char *name, size_t size, char *out) {
 
 /* The name identifies a source's figures. If another source would have the same, its index is appended. */
 static void put_name(const Dataset *d, size_t source, char out[METRICS_NAME]) {
-    char other[METRICS_NAME], place[24];
+    char other[METRICS_NAME], suffix[24];
     size_t same = 0;
     cut_name(dataset_source_name(d, source), METRICS_NAME, out);
     for (size_t i = 0; i < dataset_sources(d); i++) {
@@ -89,9 +89,9 @@ static void put_name(const Dataset *d, size_t source, char out[METRICS_NAME]) {
         same += strcmp(other, out) == 0;
     }
     if (same < 2) return;
-    int length = snprintf(place, sizeof place, "#%zu", source);
+    int length = snprintf(suffix, sizeof suffix, "#%zu", source);
     cut_name(dataset_source_name(d, source), METRICS_NAME - (size_t)length, out);
-    strcat(out, place);
+    strcat(out, suffix);
 }
 
 ErrorCode sources_take(Sources *s, Comm *comm, int64_t step, int64_t samples, SourceMetrics *out,

@@ -75,12 +75,12 @@ static int64_t count_runs(const Engine *e) {
 
 /* Allocates for all tensors and segments at once: they must not move once the list points at them. */
 static Tensors *tensors_new(const Engine *e, TensorsUse use, int per_parameter) {
-    size_t room = (size_t)(engine_model(e)->table.count * per_parameter),
+    size_t capacity = (size_t)(engine_model(e)->table.count * per_parameter),
            runs = (size_t)(count_runs(e) * per_parameter);
     Tensors *t = mem_alloc(sizeof *t);
     t->engine = e;
     t->use = use;
-    t->descriptions = mem_alloc_array(room, sizeof *t->descriptions);
+    t->descriptions = mem_alloc_array(capacity, sizeof *t->descriptions);
     t->segments = mem_alloc_array(runs, sizeof *t->segments);
     t->memory = mem_alloc_array(runs, sizeof *t->memory);
     t->list = (TensorList){
@@ -100,7 +100,7 @@ static Tensors *tensors_of(const Engine *e, TensorsUse use, bool adapters, SafeT
     Tensors *t = tensors_new(e, use, 1);
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
-        if ((p->row->adapts != NULL) == adapters && !p->row->beside)
+        if ((p->row->adapts != NULL) == adapters && !p->row->with_states)
             add_weight(t, p, adapters ? ADAPTER_PREFIX : "", stored);
     }
     return t;
@@ -138,7 +138,7 @@ static bool is_there(const ModelFiles *from, const char *prefix, const Param *p)
 
 /* Adds such a parameter, and its average. An older file may lack them, and memory then stays zero; an average
  * that is no longer wanted is skipped, as those of weights are. */
-static void add_beside(Tensors *t, int param, const Param *p, const ModelFiles *from) {
+static void add_with_states(Tensors *t, int param, const Param *p, const ModelFiles *from) {
     const ParamGroups *g = &engine_plan(t->engine)->groups;
     bool averaged = g->ema > 0;
     void *average = averaged ? engine_optimizer_state(t->engine, param, param_states(g, param) - 1) : NULL;
@@ -155,8 +155,8 @@ Tensors *tensors_of_optimizer(const Engine *e, const ModelFiles *from, bool mast
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
         add_states(t, i, p);
-        if (p->row->beside)
-            add_beside(t, i, p, from);
+        if (p->row->with_states)
+            add_with_states(t, i, p, from);
         else if (master && !param_group(&engine_plan(e)->groups, i)->base)
             tensors_add(t, p, "master", engine_master(e, segment_of(t->engine, p)), SAFE_F32, SAFE_F32);
     }
@@ -168,7 +168,7 @@ Tensors *tensors_of_kept(const Engine *e) {
     if (!engine_plan(e)->spec.model.balance_bias) return NULL;
     Tensors *t = tensors_new(e, TENSORS_TO_SAVE, 1);
     for (int i = 0; i < table->count; i++)
-        if (table->params[i].row->beside) add_kept(t, &table->params[i]);
+        if (table->params[i].row->with_states) add_kept(t, &table->params[i]);
     return t;
 }
 
@@ -179,7 +179,7 @@ Tensors *tensors_of_average(const Engine *e, TensorsUse use) {
     if (g->ema <= 0) return NULL;
     Tensors *t = tensors_new(e, use, 1);
     for (int i = 0; i < table->count; i++) {
-        if (table->params[i].row->beside) continue;
+        if (table->params[i].row->with_states) continue;
         tensors_add(t, &table->params[i], "", engine_optimizer_state(e, i, param_states(g, i) - 1), SAFE_F32,
                     SAFE_F32);
     }

@@ -36,7 +36,7 @@ static atomic_bool stop_requested, ending;
 static void on_signal(int number) {
     if (ending) return;
     if (number == SIGUSR2 || (stop_requested && number == SIGINT)) {
-        launched_tell_end(130);
+        launched_report_end(130);
         _exit(130);
     }
     stop_requested = true;
@@ -54,13 +54,13 @@ void trainer_ignore_signals(void) { ending = true; }
  * rank. */
 void run_enter(Trainer *t, Phase phase) {
     activity_enter(t->activity, phase, t->state.step);
-    FaultPlace place = {.rank = comm_rank(t->comm),
+    FaultPoint point = {.rank = comm_rank(t->comm),
                         .attempt = supervise_attempt(),
                         .phase = phase,
                         .step = t->state.step,
                         .first = !t->entered[phase]};
     t->entered[phase] = true;
-    inject_phase_faults(t->inject, &place);
+    inject_phase_faults(t->inject, &point);
 }
 
 /* The largest imbalance that needs no warning: halfway between even and all tokens with the same experts, but
@@ -228,7 +228,7 @@ static ErrorCode validate(Trainer *t, Error *err) {
 }
 
 /* Appends to the journal's line. */
-static void say_task(const TaskMetrics *m, Text *message) {
+static void report_task(const TaskMetrics *m, Text *message) {
     TaskFigure f = metrics_task_figure(m);
     text_printf(message, "%s%s ", message->length ? ", " : "", m->name);
     if (f.name)
@@ -247,7 +247,7 @@ static ErrorCode measure_tasks(Trainer *t, Text *message, Error *err) {
         snprintf(m.name, sizeof m.name, "%s", t->tasks.items[i]->name);
         pause_for(t, m.seconds);
         TRY(record_task(t, &m, err));
-        say_task(&m, message);
+        report_task(&m, message);
     }
     return OK;
 }

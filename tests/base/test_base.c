@@ -21,7 +21,7 @@ static ErrorCode fails(int depth, ErrorCode code, Error *err) {
     return OK;
 }
 
-static size_t places(const char *trail) {
+static size_t locations(const char *trail) {
     size_t count = *trail ? 1 : 0;
     for (const char *at = trail; (at = strstr(at, " < ")); at += 3) count++;
     return count;
@@ -35,15 +35,15 @@ static void test_trail(void **state) {
     assert_int_equal(fails(2, ERR_DATA, &err), ERR_DATA);
     assert_string_equal(error_end(end, sizeof end, ERR_DATA), "bad data, exit status 65");
     assert_int_equal(fails(2, ERR_INTERNAL, &err), ERR_INTERNAL);
-    assert_int_equal(places(error_trail()), 3);
+    assert_int_equal(locations(error_trail()), 3);
     assert_non_null(strstr(error_trail(), "test_base.c:"));
     assert_null(strchr(error_trail(), '*'));
     assert_non_null(strstr(error_end(end, sizeof end, ERR_INTERNAL), "exit status 70; trail: "));
     assert_int_equal(fails(1, ERR_INTERNAL, NULL), ERR_INTERNAL);
-    assert_int_equal(places(error_trail()), 2);
+    assert_int_equal(locations(error_trail()), 2);
     fails(1000, ERR_INTERNAL, &err);
     size_t length = strlen(error_trail());
-    assert_true(length < 500 && places(error_trail()) > 5);
+    assert_true(length < 500 && locations(error_trail()) > 5);
     assert_string_equal(error_trail() + length - 6, " < ...");
     assert_ptr_equal(strstr(error_trail(), "..."), error_trail() + length - 3);
 }

@@ -23,10 +23,10 @@ typedef struct Big {
 } Big;
 
 /* b += sign * digits * 2^place */
-static void big_add(Big *b, uint64_t digits, int place, bool negative) {
+static void big_add(Big *b, uint64_t digits, int offset, bool negative) {
     int carry = 0;
-    for (int i = place; i < WIDE; i++) {
-        int d = i - place < 64 ? (int)(digits >> (i - place) & 1) : 0;
+    for (int i = offset; i < WIDE; i++) {
+        int d = i - offset < 64 ? (int)(digits >> (i - offset) & 1) : 0;
         int v = negative ? b->bit[i] - d - carry : b->bit[i] + d + carry;
         b->bit[i] = (uint8_t)(v & 1);
         carry = negative ? v < 0 : v > 1;
@@ -39,9 +39,9 @@ static void big_add_double(Big *b, double x) {
     if (x == 0) return;
     /* A subnormal has fewer digits: none of the 53 below 2^-1074 is set. */
     uint64_t digits = (uint64_t)ldexp(fraction, 53);
-    int place = exponent - 53 + 1074;
-    if (place < 0) digits >>= -place, place = 0;
-    big_add(b, digits, place, x < 0);
+    int offset = exponent - 53 + 1074;
+    if (offset < 0) digits >>= -offset, offset = 0;
+    big_add(b, digits, offset, x < 0);
 }
 
 static double big_value(const Big *from) {

@@ -204,7 +204,7 @@ static int load(const char *dir, int count, int64_t *step) {
     return number;
 }
 
-static char *part_of(const char *dir, int step, const char *name) {
+static char *part_path(const char *dir, int step, const char *name) {
     char below[96];
     snprintf(below, sizeof below, "step-%08d/%s", step, name);
     return path_join(dir, below);
@@ -216,13 +216,13 @@ static const char *const tensor_files[] = {"model-00001-of-00003.safetensors",
 #define TENSOR_FILES (sizeof tensor_files / sizeof *tensor_files)
 
 static void read_part(const char *dir, int step, const char *name, char **data, size_t *length) {
-    char *path = part_of(dir, step, name);
+    char *path = part_path(dir, step, name);
     *data = files_read(path, length);
     free(path);
 }
 
 static void write_part(const char *dir, int step, const char *name, const char *data, size_t length) {
-    char *path = part_of(dir, step, name);
+    char *path = part_path(dir, step, name);
     files_write(path, data, length);
     free(path);
 }
@@ -401,7 +401,7 @@ static int parts_that_notice(const char *one, int ranks) {
 }
 
 static void damage_file(const char *dir, const char *name, int ranks) {
-    char *data, *one = part_of(dir, 1, "");
+    char *data, *one = part_path(dir, 1, "");
     size_t length;
     Error err;
     read_part(dir, 1, name, &data, &length);
@@ -451,7 +451,7 @@ static void the_newest_that_all_find_good_is_taken(void **unused) {
     free(data);
     assert_int_equal(load(dir, 3, &step), 2);
     assert_int_equal(step, 2);
-    one = part_of(dir, 1, "");
+    one = part_path(dir, 1, "");
     assert_int_equal(load(one, 2, &step), 1); /* one by its path */
     free(one);
 }
@@ -491,7 +491,7 @@ static void pieces_in_a_manifest_must_make_up_the_tensor(void **unused) {
         "[{\"bytes\": 4503599627370496, \"checksum\": \"0123456789abcdef\"}]",
         "[{\"bytes\": 2}]"};
     const char *dir = files_path("pieces");
-    char *one = part_of(dir, 1, ""), *data;
+    char *one = part_path(dir, 1, ""), *data;
     size_t length;
     Error err;
     must_save(dir, 1, 1, 6);

@@ -245,10 +245,10 @@ static void check_reduce_scatter(AxisSet set, CommType type, int64_t count, bool
     CommRange parts[64];
     int64_t all = make_parts(n, count, uneven, parts);
     size_t each = bytes_of(type), bytes = (size_t)all * each, own = (size_t)parts[me].count * each;
-    size_t room = comm_reduce_scatter_workspace(n, type, comm_largest(parts, n));
-    begin_pool(bytes + own + room + 256);
+    size_t space = comm_reduce_scatter_workspace(n, type, comm_largest(parts, n));
+    begin_pool(bytes + own + space + 256);
     char *in = take(bytes + 64), *out = inside ? in + (size_t)parts[me].first * each : take(own + 64),
-         *work = take(room + 1);
+         *work = take(space + 1);
     char *host = malloc(bytes + 1);
     put_values(type, comm_rank(comm), all, host);
     upload(in, host, bytes);
@@ -271,9 +271,9 @@ static void check_reduce_scatter(AxisSet set, CommType type, int64_t count, bool
 static void check_all_reduce(AxisSet set, CommType type, int64_t count) {
     int ranks[64], n = set_ranks(set, ranks);
     size_t each = bytes_of(type), bytes = (size_t)count * each,
-           room = comm_all_reduce_workspace(n, type, count);
-    begin_pool(bytes + room + 256);
-    char *data = take(bytes + 1), *work = take(room + 1), *host = malloc(bytes + 1);
+           space = comm_all_reduce_workspace(n, type, count);
+    begin_pool(bytes + space + 256);
+    char *data = take(bytes + 1), *work = take(space + 1), *host = malloc(bytes + 1);
     put_values(type, comm_rank(comm), count, host);
     upload(data, host, bytes);
     CommRequest request;
@@ -315,10 +315,10 @@ static void check_sum_in_two_steps(CommType type, int64_t count, bool uneven) {
     int64_t whole = make_parts(shards, count, uneven, parts), own = parts[me].count,
             spare = comm_sum_spare(shards, replicas, me, replica, type, parts);
     size_t each = bytes_of(type), bytes = (size_t)whole * each, more = (size_t)spare * each;
-    size_t room = comm_reduce_scatter_workspace(shards, type, comm_largest(parts, shards)),
-           room2 = comm_sum_outer_workspace(shards, replicas, type, own);
-    begin_pool(bytes + more + room + room2 + 512);
-    char *data = take(bytes + more + 1), *work = take(room + 1), *work2 = take(room2 + 1);
+    size_t space = comm_reduce_scatter_workspace(shards, type, comm_largest(parts, shards)),
+           space2 = comm_sum_outer_workspace(shards, replicas, type, own);
+    begin_pool(bytes + more + space + space2 + 512);
+    char *data = take(bytes + more + 1), *work = take(space + 1), *work2 = take(space2 + 1);
     char *host = malloc(bytes + 1);
     put_values(type, comm_rank(comm), whole, host);
     upload(data, host, bytes);
@@ -358,11 +358,11 @@ static void test_many_under_way(void) {
     int ranks[64], n = comm_group_size(comm, MESH_SHARDS), n2 = comm_group_size(comm, MESH_REPLICAS);
     int64_t count = largest / 5;
     size_t bytes = (size_t)count * sizeof(int64_t),
-           room = comm_all_reduce_workspace(n > n2 ? n : n2, COMM_I64, count);
-    begin_pool(MANY * (bytes + 64) + 2 * (room + 64));
+           space = comm_all_reduce_workspace(n > n2 ? n : n2, COMM_I64, count);
+    begin_pool(MANY * (bytes + 64) + 2 * (space + 64));
     CommRequest requests[MANY];
     int64_t *data[MANY], *host = malloc(bytes);
-    char *works[2] = {take(room), take(room)};
+    char *works[2] = {take(space), take(space)};
     for (int k = 0; k < MANY; k++) {
         AxisSet set = k % 2 ? MESH_SHARDS : MESH_REPLICAS;
         data[k] = take(bytes);
@@ -389,10 +389,10 @@ static void test_traffic_is_minimal(void) {
     int n = comm_group_size(comm, MESH_SHARDS);
     CommRange parts[64];
     int64_t count = 3 * 64 * 1024;
-    size_t bytes = (size_t)count * sizeof(float), room = comm_reduce_scatter_workspace(n, COMM_F32, count);
+    size_t bytes = (size_t)count * sizeof(float), space = comm_reduce_scatter_workspace(n, COMM_F32, count);
     make_parts(n, count, false, parts);
-    begin_pool((size_t)n * bytes + room + 256);
-    char *in = take((size_t)n * bytes), *work = take(room + 1),
+    begin_pool((size_t)n * bytes + space + 256);
+    char *in = take((size_t)n * bytes), *work = take(space + 1),
          *mine = in + (size_t)comm_group_rank(comm, MESH_SHARDS) * bytes;
     CommRequest request;
     comm_reset_traffic(comm);
@@ -551,7 +551,7 @@ static void test_agreement(void) {
 
 static void test_places(void) {
     for (AxisSet set = 0; set < MESH_SETS; set++) {
-        EXPECT(comm_group_rank(comm, set) == mesh_place(&mesh, set, comm_rank(comm)));
+        EXPECT(comm_group_rank(comm, set) == mesh_group_rank(&mesh, set, comm_rank(comm)));
         EXPECT(comm_group_size(comm, set) == mesh_size(&mesh, set));
     }
     EXPECT(comm_local_size(comm) == comm_size(comm) && comm_local_rank(comm) == comm_rank(comm));

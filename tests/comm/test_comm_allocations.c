@@ -56,16 +56,16 @@ static void body(Comm *c, void *context) {
     Mesh mesh;
     Pool pool = {.name = "test"};
     Device device;
-    size_t bytes = COUNT * sizeof(float), room = comm_sum_outer_workspace(3, 2, COMM_F32, COUNT / 3),
-           room2 = comm_reduce_scatter_workspace(3, COMM_F32, COUNT / 3);
+    size_t bytes = COUNT * sizeof(float), space = comm_sum_outer_workspace(3, 2, COMM_F32, COUNT / 3),
+           space2 = comm_reduce_scatter_workspace(3, COMM_F32, COUNT / 3);
     (void)context;
     MUST(mesh_build(&mesh, &(MeshOptions){1, 2, 3, 1, 1, 1}, RANKS, &err));
     MUST(comm_set_mesh(c, &mesh, &err));
-    pool_take(&pool, 2 * bytes + room + room2 + 256);
+    pool_take(&pool, 2 * bytes + space + space2 + 256);
     MUST(device_open_cpu(&device, NULL, 1, &err));
     MUST(pool_commit(&pool, &device, &err));
     float *parts = pool_take(&pool, bytes), *more = pool_take(&pool, bytes),
-          *work = pool_take(&pool, room + room2);
+          *work = pool_take(&pool, space + space2);
     for (int round = 0; round < ROUNDS; round++) {
         every_operation(c, parts, work, more);
         MUST(comm_barrier(c, &err));

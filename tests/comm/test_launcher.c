@@ -87,7 +87,7 @@ static int end_as(const char *p2p_channel) {
     int number = atoi(strchr(p2p_channel, ' ') + 1);
     if (*p2p_channel == 's') raise(number);
     if (*p2p_channel == 'e') return number;
-    launched_tell_end(number);
+    launched_report_end(number);
     if (*p2p_channel == 't') exit(number);
     _exit(0);
 }

@@ -114,7 +114,7 @@ static void test_context_ranks_are_shards(void **state) {
     assert_int_equal(mesh_size(&m, MESH_SHARDS), 6);
     assert_int_equal(mesh_dp_degree(&m), 3);
     assert_int_equal(mesh_dp_rank(&m, 2), mesh_dp_rank(&m, 3));
-    assert_int_equal(mesh_place(&m, MESH_CONTEXT, 3), 1);
+    assert_int_equal(mesh_group_rank(&m, MESH_CONTEXT, 3), 1);
 }
 
 /* ep is part of dp_shard: its ranks are neighbours, and only experts distinguish it from the rest. */
@@ -132,8 +132,8 @@ static void test_experts_lie_over_shards(void **state) {
     assert_int_equal(mesh_dp_degree(&m), 16);
     for (int rank = 0; rank < 16; rank++) {
         assert_int_equal(mesh_dp_rank(&m, rank), rank);
-        assert_int_equal(mesh_place(&m, MESH_EXPERTS, rank), rank % 2);
-        assert_int_equal(mesh_place(&m, MESH_EXPERT_SHARDS, rank), rank % 8 / 2);
+        assert_int_equal(mesh_group_rank(&m, MESH_EXPERTS, rank), rank % 2);
+        assert_int_equal(mesh_group_rank(&m, MESH_EXPERT_SHARDS, rank), rank % 8 / 2);
     }
 }
 
@@ -159,9 +159,9 @@ static void test_experts_lie_over_contexts(void **state) {
         assert_int_equal(m.degree[AXIS_EP], cases[i].shards);
         assert_int_equal(m.degree[AXIS_EP_CP], cases[i].contexts);
         for (int rank = 0; rank < 16; rank++) {
-            assert_int_equal(mesh_place(&m, MESH_EXPERTS, rank), rank % o.ep);
-            assert_int_equal(mesh_place(&m, MESH_EXPERT_SHARDS, rank), rank / o.ep);
-            assert_int_equal(mesh_place(&m, MESH_CONTEXT, rank), rank % 4);
+            assert_int_equal(mesh_group_rank(&m, MESH_EXPERTS, rank), rank % o.ep);
+            assert_int_equal(mesh_group_rank(&m, MESH_EXPERT_SHARDS, rank), rank / o.ep);
+            assert_int_equal(mesh_group_rank(&m, MESH_CONTEXT, rank), rank % 4);
             assert_int_equal(mesh_dp_rank(&m, rank), rank / 4);
         }
         assert_string_equal(mesh_set_name(MESH_SHARDS, name), "dp_shard x ep x cp");
@@ -171,13 +171,13 @@ static void test_experts_lie_over_contexts(void **state) {
 }
 
 /* Communicators of a rank: no mesh needs more than a device has, and some need as many. */
-static int count_communicators(const Mesh *m, int place) {
+static int count_communicators(const Mesh *m, int pipe_rank) {
     AxisSet sets[COMMUNICATOR_SETS];
     int stages = mesh_size(m, MESH_PIPELINE), count = communicators_sets(m, sets);
     for (int n = 0; n < p2p_channels_of(stages); n++) {
         P2pEnds w = p2p_channel_ends(stages, n);
         assert_int_not_equal(w.from, w.to);
-        count += w.from == place || w.to == place;
+        count += w.from == pipe_rank || w.to == pipe_rank;
     }
     return count;
 }
@@ -192,8 +192,8 @@ static void test_communicators(void **state) {
                 m.degree[axis] = axes >> axis & 1 ? 2 : 1;
                 m.world *= m.degree[axis];
             }
-            for (int place = 0; place < pp; place++) {
-                int count = count_communicators(&m, place);
+            for (int pipe_rank = 0; pipe_rank < pp; pipe_rank++) {
+                int count = count_communicators(&m, pipe_rank);
                 if (count > most) most = count;
             }
         }

@@ -135,12 +135,12 @@ static void check_layout(bool tied, bool biases) {
             before = NULL;
         }
         if (p->row->continues)
-            assert_true(before && p->place == before->place + (size_t)before->count);
+            assert_true(before && p->offset == before->offset + (size_t)before->count);
         else
-            assert_int_equal(p->place % 16, 0);
+            assert_int_equal(p->offset % 16, 0);
         assert_true((p->cols == 0) == flat_of_vectors(p->flat));
-        assert_true(p->place + (size_t)p->count <= t.flats[p->unit][p->flat]);
-        assert_true(before ? p->place >= before->place + (size_t)before->count : p->place == 0);
+        assert_true(p->offset + (size_t)p->count <= t.flats[p->unit][p->flat]);
+        assert_true(before ? p->offset >= before->offset + (size_t)before->count : p->offset == 0);
         assert_ptr_equal(param_find(&t, p->name), p);
         assert_ptr_equal(param_of(&t, p->unit, p->row), p);
         for (int j = 0; j < i; j++) assert_string_not_equal(p->name, t.params[j].name);

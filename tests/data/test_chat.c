@@ -48,9 +48,9 @@ static void expect(const char *template, ChatLossOn loss_on, const char *line, c
     bool inside = false;
     for (size_t i = 0, document = 0; i < got.ids.count; i++) {
         int32_t id = got.ids.ids[i] % VOCABULARY;
-        bool learned = got.ids.ids[i] >= VOCABULARY;
-        if (learned != inside) text_puts(&shown, learned ? "[" : "]");
-        inside = learned;
+        bool trained = got.ids.ids[i] >= VOCABULARY;
+        if (trained != inside) text_puts(&shown, trained ? "[" : "]");
+        inside = trained;
         char c = id == BOS ? 'B' : id == EOS ? 'E' : (char)id;
         text_add(&shown, &c, 1);
         if (i + 1 < got.ends.ends[document]) continue;
@@ -226,7 +226,7 @@ typedef struct Rows {
 
 /* Each target is the token after its input, and belongs to an answer; runs attend only to themselves. */
 static int64_t check_row(const Rows *r) {
-    int64_t learned = 0;
+    int64_t trained = 0;
     for (int t = 0; t < CONTEXT; t++) {
         int run = r->first_key[t] - 1000;
         assert_int_equal(r->positions[t], t - run);
@@ -234,9 +234,9 @@ static int64_t check_row(const Rows *r) {
         bool next_inside = t + 1 < CONTEXT && r->first_key[t + 1] == r->first_key[t];
         if (r->targets[t] >= 0 && next_inside) assert_int_equal(r->targets[t], r->inputs[t + 1]);
         assert_true(r->targets[t] < VOCABULARY && r->inputs[t] < VOCABULARY);
-        learned += r->targets[t] >= 0;
+        trained += r->targets[t] >= 0;
     }
-    return learned;
+    return trained;
 }
 
 static void test_rows(void **state) {
@@ -249,12 +249,12 @@ static void test_rows(void **state) {
     Error err = {0};
     if (dataset_open(&d, &c, tokenizer, CONTEXT, 2, &err) != OK) fail_msg("%s", err.message);
     uint64_t rows = dataset_samples_per_epoch(d);
-    int64_t learned = 0, valid = 0, expected = 0;
+    int64_t trained = 0, valid = 0, expected = 0;
     for (uint64_t k = 0; k < rows; k++) {
         Rows r;
         SampleRow row = {r.inputs, r.targets, r.positions, r.first_key, 1000};
         assert_int_equal(dataset_sample(d, false, k, &row, &valid, &err), OK);
-        learned += check_row(&r);
+        trained += check_row(&r);
     }
     /* Counted by hand: the answer and its EOS. Line 9 is truncated at the context, line 5 is dropped. */
     for (int i = 0; i < LINES; i++) {
@@ -262,8 +262,8 @@ static void test_rows(void **state) {
         if (i == 5) continue;
         expected += i == 9 ? CONTEXT + 1 - before : answer;
     }
-    assert_int_equal(learned, valid);
-    assert_int_equal(learned, expected);
+    assert_int_equal(trained, valid);
+    assert_int_equal(trained, expected);
     dataset_close(d);
 }
 
@@ -303,7 +303,7 @@ static void test_best_fit(void **state) {
     Dataset *d;
     Error err = {0};
     if (dataset_open(&d, &c, tokenizer, 128, 1, &err) != OK) fail_msg("%s", err.message);
-    int lengths[300], rooms[300], rows = 0;
+    int lengths[300], spaces[300], rows = 0;
     seed = 3;
     for (int i = 0; i < 300; i++) {
         seed = seed * 1664525u + 1013904223u;
@@ -314,9 +314,9 @@ static void test_best_fit(void **state) {
             int best = -1;
             if (lengths[i] != length) continue;
             for (int r = 0; r < rows; r++)
-                if (rooms[r] >= length && (best < 0 || rooms[r] < rooms[best])) best = r;
-            if (best < 0) rooms[best = rows++] = 128;
-            rooms[best] -= length;
+                if (spaces[r] >= length && (best < 0 || spaces[r] < spaces[best])) best = r;
+            if (best < 0) spaces[best = rows++] = 128;
+            spaces[best] -= length;
         }
     assert_int_equal(dataset_samples_per_epoch(d), rows);
     dataset_close(d);

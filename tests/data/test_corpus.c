@@ -8,9 +8,9 @@
 typedef struct Documents {
     Text all;         /* all chunks, one after the other */
     size_t ends[512]; /* ends of documents, in `all` */
-    size_t count, pieces;
+    size_t count, chunks;
     CorpusPosition positions[512]; /* after each chunk */
-    size_t piece_ends[512];
+    size_t chunk_ends[512];
     uint64_t lines[512];
 } Documents;
 
@@ -25,11 +25,11 @@ static ErrorCode collect(const CorpusFile *file, const CorpusPosition *from, Doc
         assert_int_equal(chunk.starts, !inside);
         inside = !chunk.ends;
         text_add(&out->all, chunk.bytes, chunk.length);
-        out->lines[out->pieces] = chunk.line;
-        out->positions[out->pieces] = corpus_position(r);
-        out->piece_ends[out->pieces++] = out->all.length;
+        out->lines[out->chunks] = chunk.line;
+        out->positions[out->chunks] = corpus_position(r);
+        out->chunk_ends[out->chunks++] = out->all.length;
         if (chunk.ends) out->ends[out->count++] = out->all.length;
-        assert_true(out->pieces < 512);
+        assert_true(out->chunks < 512);
     }
     assert_false(code == OK && inside);
     corpus_close(r);
@@ -88,7 +88,7 @@ static char *random_text(size_t length, unsigned seed) {
     return out;
 }
 
-static void test_long_documents_come_in_pieces(void **state) {
+static void test_long_documents_come_in_chunks(void **state) {
     (void)state;
     size_t length = 3u << 20;
     char *text = random_text(length, 7);
@@ -101,11 +101,11 @@ static void test_long_documents_come_in_pieces(void **state) {
     Error err;
     assert_int_equal(collect(&file, NULL, &got, &err), OK);
     assert_int_equal(got.count, 1);
-    assert_true(got.pieces >= 10);
+    assert_true(got.chunks >= 10);
     assert_int_equal(got.all.length, length);
     assert_memory_equal(got.all.data, text, length);
-    for (size_t i = 0; i + 1 < got.pieces; i++) {
-        const char *cut = text + got.piece_ends[i];
+    for (size_t i = 0; i + 1 < got.chunks; i++) {
+        const char *cut = text + got.chunk_ends[i];
         assert_int_equal(cut[-1], '\n');
         assert_true(cut[-2] != '\n' && cut[-2] != ' ' && cut[0] != '\n' && cut[0] != ' ');
         assert_memory_not_equal(cut, "\xe3\x80\x80", 3);
@@ -130,9 +130,9 @@ static void test_text_without_newlines_is_cut_between_characters(void **state) {
         Error err;
         assert_int_equal(collect(&file, NULL, &got, &err), OK);
         assert_int_equal(got.count, 1);
-        assert_int_equal(got.pieces, 2);
-        assert_int_equal(got.piece_ends[0] % 3, 0);
-        assert_true(got.piece_ends[0] <= CORPUS_CHUNK_LIMIT);
+        assert_int_equal(got.chunks, 2);
+        assert_int_equal(got.chunk_ends[0] % 3, 0);
+        assert_true(got.chunk_ends[0] <= CORPUS_CHUNK_LIMIT);
         assert_memory_equal(got.all.data, text, length);
         text_free(&got.all);
     }
@@ -157,14 +157,14 @@ static void test_reading_goes_on_anywhere(void **state) {
         Documents whole, rest;
         Error err;
         assert_int_equal(collect(&file, NULL, &whole, &err), OK);
-        assert_true(whole.pieces >= 3);
-        for (size_t p = 0; p < whole.pieces; p++) {
+        assert_true(whole.chunks >= 3);
+        for (size_t p = 0; p < whole.chunks; p++) {
             assert_int_equal(collect(&file, &whole.positions[p], &rest, &err), OK);
-            assert_int_equal(rest.pieces, whole.pieces - p - 1);
-            assert_int_equal(rest.all.length, whole.all.length - whole.piece_ends[p]);
+            assert_int_equal(rest.chunks, whole.chunks - p - 1);
+            assert_int_equal(rest.all.length, whole.all.length - whole.chunk_ends[p]);
             if (rest.all.length)
-                assert_memory_equal(rest.all.data, whole.all.data + whole.piece_ends[p], rest.all.length);
-            for (size_t q = 0; q < rest.pieces; q++) assert_int_equal(rest.lines[q], whole.lines[p + 1 + q]);
+                assert_memory_equal(rest.all.data, whole.all.data + whole.chunk_ends[p], rest.all.length);
+            for (size_t q = 0; q < rest.chunks; q++) assert_int_equal(rest.lines[q], whole.lines[p + 1 + q]);
             text_free(&rest.all);
         }
         text_free(&whole.all);
@@ -584,7 +584,7 @@ static void test_shrunken_file(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_split),
-        cmocka_unit_test(test_long_documents_come_in_pieces),
+        cmocka_unit_test(test_long_documents_come_in_chunks),
         cmocka_unit_test(test_text_without_newlines_is_cut_between_characters),
         cmocka_unit_test(test_reading_goes_on_anywhere),
         cmocka_unit_test(test_json_lines),

@@ -349,8 +349,8 @@ static int check(const char *dir, Dtype compute) {
     Golden g = {.dir = dir};
     Error err = {0};
     ErrorCode code = reproduce(&g, compute, v, &err);
-    bool told[VERDICTS];
-    for (int i = 0; i < VERDICTS; i++) told[i] = compares(&g, compute, i);
+    bool compared[VERDICTS];
+    for (int i = 0; i < VERDICTS; i++) compared[i] = compares(&g, compute, i);
     release(&g);
     forget_routes();
     if (code != OK) {
@@ -360,7 +360,7 @@ static int check(const char *dir, Dtype compute) {
     int failures = 0;
     printf("%-40s %s ", dir, dtype_name(compute));
     for (int i = 0; i < VERDICTS; i++) {
-        if (!told[i]) continue;
+        if (!compared[i]) continue;
         bool good = v[i].worst <= v[i].limit;
         printf(" %s %.1e%s%.0e", v[i].what, v[i].worst, good ? " < " : " EXCEEDS ", v[i].limit);
         failures += !good;

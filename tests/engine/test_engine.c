@@ -447,8 +447,8 @@ static void a_nan_on_purpose(bool exact) {
     StepResult result;
     open_run(&r, (Setup){.kind = "auto", .threads = 1, .exact = exact});
     StepOptions step = options(1e-2);
-    for (uint64_t place = 0; place < 3; place++) {
-        step.poison = true, step.poison_place = 1000003 * place;
+    for (uint64_t index = 0; index < 3; index++) {
+        step.poison = true, step.poison_index = 1000003 * index;
         engine_step(r.engine, r.batches, &step, &result);
         assert_true(result.skipped && result.nonfinite >= 1);
         assert_string_equal(result.culprit, "model.norm.weight");
@@ -474,22 +474,22 @@ static void test_a_bit_turned_on_purpose(void **state) {
     open_run(&r, (Setup){.kind = "auto", .threads = 1, .compute = DTYPE_BF16});
     uint64_t bits = (uint64_t)r.plan.model.table.elements * 32;
     uint32_t *before = fetch(&r, weights_of(&r), flat_bytes(&r));
-    const uint64_t places[] = {0, 31, bits / 2 + 7, bits - 1};
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        inject_bitflip(r.engine, places[i], where, sizeof where);
+    const uint64_t indices[] = {0, 31, bits / 2 + 7, bits - 1};
+    for (size_t i = 0; i < sizeof indices / sizeof *indices; i++) {
+        inject_bitflip(r.engine, indices[i], where, sizeof where);
         uint32_t *after = fetch(&r, weights_of(&r), flat_bytes(&r));
         size_t changed = 0, at = 0;
         for (size_t k = 0; k < flat_bytes(&r) / 4; k++)
             if (before[k] != after[k]) changed++, at = k;
         assert_int_equal(changed, 1);
-        assert_int_equal(before[at] ^ after[at], UINT32_C(1) << places[i] % 32);
+        assert_int_equal(before[at] ^ after[at], UINT32_C(1) << indices[i] % 32);
         char expected[160];
         const Param *p = param_find(&r.plan.model.table, strrchr(where, ' ') + 1);
         assert_non_null(p);
-        snprintf(expected, sizeof expected, "bit %d of element %lld of %s", (int)(places[i] % 32),
+        snprintf(expected, sizeof expected, "bit %d of element %lld of %s", (int)(indices[i] % 32),
                  (long long)(at - partition_segment(&r.plan.partition, p).at), p->name);
         assert_string_equal(where, expected);
-        inject_bitflip(r.engine, places[i], where, sizeof where);
+        inject_bitflip(r.engine, indices[i], where, sizeof where);
         free(after);
     }
     uint32_t *after = fetch(&r, weights_of(&r), flat_bytes(&r));

@@ -181,7 +181,7 @@ static void activations_shrink_by_tp_and_cp(void **state) {
 }
 
 /* tp shards matrices and replicates norms; cp shards like data-parallel ranks. */
-static void states_are_dealt_out(void **state) {
+static void states_are_sharded(void **state) {
     (void)state;
     Planned one, p;
     plan(&one, 1, unknown, WORDS("train.microbatch=1"));
@@ -611,7 +611,7 @@ int main(void) {
                                        cmocka_unit_test(test_experts),
                                        cmocka_unit_test(bytes_over_cp_are_the_formulas),
                                        cmocka_unit_test(activations_shrink_by_tp_and_cp),
-                                       cmocka_unit_test(states_are_dealt_out),
+                                       cmocka_unit_test(states_are_sharded),
                                        cmocka_unit_test(what_does_not_fit_is_named),
                                        cmocka_unit_test(auto_is_what_follows_from_mesh_and_step),
                                        cmocka_unit_test(auto_takes_the_least_memory_of_the_fewest_bytes),

@@ -15,24 +15,24 @@
 enum { PER_BYTE = 160, FIXED = 160 << 20 };
 
 typedef struct Digest {
-    size_t pieces;
+    size_t chunks;
     Text text; /* chunks, each after a mark for whether a document starts or ends */
 } Digest;
 
 /* Reads to the end or the first error; at most `stop_after` chunks, and then *position is where it
  * stopped. */
-static ErrorCode read_pieces(const CorpusFile *file, const CorpusPosition *from, size_t stop_after,
+static ErrorCode read_chunks(const CorpusFile *file, const CorpusPosition *from, size_t stop_after,
                              Digest *out, CorpusPosition *position, Error *err) {
     CorpusReader *reader;
-    CorpusChunk piece;
+    CorpusChunk chunk;
     bool more = true;
     TRY(corpus_open(&reader, file, from, err));
     ErrorCode code = OK;
-    while (out->pieces < stop_after && (code = corpus_next(reader, &piece, &more, err)) == OK && more) {
-        if (piece.length == 0) fuzz_fail(__FILE__, __LINE__, "a piece is not empty", file->path);
-        text_add(&out->text, &(char){(char)('0' + piece.starts + 2 * piece.ends)}, 1);
-        text_add(&out->text, piece.bytes, piece.length);
-        out->pieces++;
+    while (out->chunks < stop_after && (code = corpus_next(reader, &chunk, &more, err)) == OK && more) {
+        if (chunk.length == 0) fuzz_fail(__FILE__, __LINE__, "a piece is not empty", file->path);
+        text_add(&out->text, &(char){(char)('0' + chunk.starts + 2 * chunk.ends)}, 1);
+        text_add(&out->text, chunk.bytes, chunk.length);
+        out->chunks++;
     }
     *position = corpus_position(reader);
     corpus_close(reader);
@@ -43,8 +43,8 @@ static void check_restart(const CorpusFile *file, const Digest *whole, size_t at
     Error err = {0};
     Digest parts = {0};
     CorpusPosition middle, end;
-    REQUIRE(read_pieces(file, NULL, at, &parts, &middle, &err) == OK && parts.pieces == at);
-    REQUIRE(read_pieces(file, &middle, SIZE_MAX, &parts, &end, &err) == OK && parts.pieces == whole->pieces);
+    REQUIRE(read_chunks(file, NULL, at, &parts, &middle, &err) == OK && parts.chunks == at);
+    REQUIRE(read_chunks(file, &middle, SIZE_MAX, &parts, &end, &err) == OK && parts.chunks == whole->chunks);
     REQUIRE(parts.text.length == whole->text.length &&
             memcmp(parts.text.data, whole->text.data, whole->text.length) == 0);
     text_free(&parts.text);
@@ -53,13 +53,13 @@ static void check_restart(const CorpusFile *file, const Digest *whole, size_t at
 static void check_lines(const CorpusFile *file) {
     Error err = {0};
     CorpusReader *reader;
-    CorpusChunk piece;
+    CorpusChunk chunk;
     Text text = {0};
     bool more = true;
     if (corpus_open(&reader, file, NULL, &err) != OK) return;
-    while (corpus_next(reader, &piece, &more, &err) == OK && more)
-        if (fuzz_ok(corpus_decode_json(file, &piece, &text, &err), &err))
-            REQUIRE(text.length <= piece.length);
+    while (corpus_next(reader, &chunk, &more, &err) == OK && more)
+        if (fuzz_ok(corpus_decode_json(file, &chunk, &text, &err), &err))
+            REQUIRE(text.length <= chunk.length);
     text_free(&text);
     corpus_close(reader);
 }
@@ -69,7 +69,7 @@ static void check_content(const Digest *whole, const uint8_t *data, size_t size)
     if (size >= 4 && (memcmp(data, "\x28\xb5\x2f\xfd", 4) == 0 || (data[0] & 0xf0) == 0x50)) return;
     if (size >= 2 && memcmp(data, "\x1f\x8b", 2) == 0) return;
     if (size >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0) data += 3, size -= 3;
-    REQUIRE(whole->text.length - whole->pieces == size);
+    REQUIRE(whole->text.length - whole->chunks == size);
 }
 
 static void add_member(Text *out, const uint8_t *data, size_t size) {
@@ -112,10 +112,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     file.path = data[0] & 64 ? packed_file(data + 1, size - 1) : fuzz_file("corpus", data + 1, size - 1);
     Digest whole = {0};
     fuzz_memory_start();
-    bool good = fuzz_ok(read_pieces(&file, NULL, SIZE_MAX, &whole, &end, &err), &err);
+    bool good = fuzz_ok(read_chunks(&file, NULL, SIZE_MAX, &whole, &end, &err), &err);
     fuzz_memory_check(size, PER_BYTE, FIXED);
     if (good && file.format == FORMAT_TEXT) check_content(&whole, data + 1, size - 1);
-    if (good && whole.pieces > 1) check_restart(&file, &whole, whole.pieces / 2);
+    if (good && whole.chunks > 1) check_restart(&file, &whole, whole.chunks / 2);
     if (file.format == FORMAT_JSONL) check_lines(&file);
     text_free(&whole.text);
     return 0;

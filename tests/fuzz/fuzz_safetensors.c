@@ -138,7 +138,7 @@ static void put_length(uint8_t *data, size_t header) {
 }
 
 /* Replaces a number by an interesting one; returns the new length of the header. */
-static size_t change_number(uint8_t *header, size_t size, size_t room, unsigned seed) {
+static size_t change_number(uint8_t *header, size_t size, size_t capacity, unsigned seed) {
     static const char *const numbers[] = {"0",
                                           "1",
                                           "2",
@@ -172,7 +172,7 @@ static size_t change_number(uint8_t *header, size_t size, size_t room, unsigned 
         snprintf(text, sizeof text, "%llu",
                  strtoull((const char *)header + chosen, NULL, 10) + (seed >> 1) % 17 - 8);
     size_t length = strlen(text);
-    if (size - (end - chosen) + length > room) return size;
+    if (size - (end - chosen) + length > capacity) return size;
     memmove(header + chosen + length, header + end, size - end);
     memcpy(header + chosen, text, length);
     return size - (end - chosen) + length;
@@ -184,19 +184,20 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
     if (seed % 8 == 0 || size < 10) return LLVMFuzzerMutate(data, size, max_size);
     uint64_t said = 0;
     for (int i = 7; i >= 0; i--) said = said << 8 | data[i];
-    size_t header = said <= size - 8 ? (size_t)said : size - 8, tail = size - 8 - header, room = max_size - 8;
+    size_t header = said <= size - 8 ? (size_t)said : size - 8, tail = size - 8 - header,
+           capacity = max_size - 8;
     uint8_t *copy = mem_alloc(max_size + 32);
     memcpy(copy, data + 8, size - 8);
     uint8_t *behind = mem_alloc(max_size + 1);
     memcpy(behind, copy + header, tail);
     if (seed % 8 < 4)
-        header = change_number(copy, header, room, seed >> 3);
+        header = change_number(copy, header, capacity, seed >> 3);
     else if (seed % 8 < 7)
-        header = LLVMFuzzerMutate(copy, header, room);
+        header = LLVMFuzzerMutate(copy, header, capacity);
     else
         tail = LLVMFuzzerMutate(behind, tail, max_size);
-    if (header > room) header = room;
-    if (tail > room - header) tail = room - header;
+    if (header > capacity) header = capacity;
+    if (tail > capacity - header) tail = capacity - header;
     put_length(data, header);
     memcpy(data + 8, copy, header);
     memcpy(data + 8 + header, behind, tail);

@@ -69,10 +69,10 @@ static void remove_directory(void) { file_remove_tree(directory, NULL); }
 
 const char *fuzz_directory(void) {
     if (*directory) return directory;
-    const char *places[] = {getenv("TMPDIR"), "/dev/shm", "/tmp"};
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        if (!places[i] ||
-            snprintf(directory, sizeof directory, "%s/weft-fuzz-XXXXXX", places[i]) >= (int)sizeof directory)
+    const char *directories[] = {getenv("TMPDIR"), "/dev/shm", "/tmp"};
+    for (size_t i = 0; i < sizeof directories / sizeof *directories; i++) {
+        if (!directories[i] || snprintf(directory, sizeof directory, "%s/weft-fuzz-XXXXXX", directories[i]) >=
+                                   (int)sizeof directory)
             continue;
         if (!mkdtemp(directory)) continue;
         atexit(remove_directory);

@@ -27,7 +27,7 @@ static ModelConfig shape_of(const Family *f, const PublishedSize *s) {
     const PublishedLatents *l = &f->latents[s - f->sizes];
     c.n_shared_experts = e->shared, c.first_k_dense_replace = e->dense;
     c.q_lora_rank = l->queries, c.kv_lora_rank = l->keys, c.v_head_dim = l->values;
-    c.qk_nope_head_dim = l->plain, c.qk_rope_head_dim = l->turned;
+    c.qk_nope_head_dim = l->nope, c.qk_rope_head_dim = l->rope;
     return c;
 }
 
@@ -176,7 +176,7 @@ static void experts_follow_each_other(void **state) {
             if (e == 0) first = p;
             assert_int_equal(p->expert, e);
             assert_ptr_equal(p, first + 3 * e);
-            assert_int_equal(p->place, first->place + (size_t)(e * param_expert_step(&t, first)));
+            assert_int_equal(p->offset, first->offset + (size_t)(e * param_expert_step(&t, first)));
         }
     }
     param_table_free(&t);

@@ -342,10 +342,10 @@ static void check_round_trip(const ModelConfig *c) {
     assert_int_equal(back.mlp_bias, c->mlp_bias);
     assert_memory_equal(&back.rms_norm_eps, &c->rms_norm_eps, sizeof(double));
     assert_memory_equal(&back.rope_theta, &c->rope_theta, sizeof(double));
-    RopeScaling told = c->rope_scaling;
-    clear_padding(&told);
+    RopeScaling saved = c->rope_scaling;
+    clear_padding(&saved);
     clear_padding(&back.rope_scaling);
-    assert_memory_equal(&back.rope_scaling, &told, sizeof told);
+    assert_memory_equal(&back.rope_scaling, &saved, sizeof saved);
     text_free(&text);
 }
 

@@ -290,7 +290,7 @@ static void open_bench(Bench *b, Case c) {
     ModelConfig config = shape_of(c.family, c.mixer, c.tied, c.biases);
     config.mtp_depth = c.further, config.mtp_module = c.module;
     int splits = c.splits > 0 ? c.splits : 1;
-    config.mtp_joint = c.module && splits > 1;
+    config.mtp_replicated = c.module && splits > 1;
     if (splits > 1) /* must divide heads and inner dimensions */
         config.num_attention_heads = 2 * splits,
         config.num_key_value_heads = (c.family->arch.latent ? 2 : 1) * splits,
@@ -300,7 +300,7 @@ static void open_bench(Bench *b, Case c) {
     if (model_build(&b->model, &config, c.compute, c.recompute, TOKENS, CHUNK, &err) != OK)
         fail_msg("%s", err.message);
     model_set_tp(&b->model, (TpGroup){1, 0, splits, 1}, &config);
-    AdapterSpec adapters = {.rank = 3, .scale = 0.75, .joint = splits > 1, .match = ""};
+    AdapterSpec adapters = {.rank = 3, .scale = 0.75, .replicated = splits > 1, .match = ""};
     if (c.adapted && adapters_put(&b->model.table, &b->model.config, &config, &adapters, &err) != OK)
         fail_msg("%s", err.message);
     size_t units = (size_t)b->model.table.units + 1;
@@ -575,19 +575,19 @@ static void check_parameter(Bench *b, const Param *p, const float *gradient) {
     bool experts = flat_of_experts(p->flat);
     size_t before = experts ? b->model.table.flats[p->unit][behind] : 0,
            rows = p->flat == FLAT_EXPERT_VECTORS ? (size_t)b->gradients.rows : 1;
-    check_slopes(b, (float *)(void *)base + before + p->place, (size_t)p->count,
-                 gradient + rows * before + p->place, 1, p->name);
+    check_slopes(b, (float *)(void *)base + before + p->offset, (size_t)p->count,
+                 gradient + rows * before + p->offset, 1, p->name);
 }
 
 /* Adds up the splits of a vector's gradient, one per row, where it would be without splits. */
 static void add_rows(const Bench *b, const Param *p, float *gradient) {
-    size_t from = gradient_place(&b->gradients, p), count = (size_t)p->count,
+    size_t from = gradient_offset(&b->gradients, p), count = (size_t)p->count,
            rows = param_tp_style(p->row) == REPLICATED ? (size_t)b->gradients.rows
                                                        : 1; /* a sharded one is complete */
     for (size_t i = 0; i < count; i++) {
         float sum = 0;
         for (size_t row = 0; row < rows; row++) sum += gradient[from + row * count + i];
-        gradient[p->place + i] = sum;
+        gradient[p->offset + i] = sum;
     }
 }
 
@@ -759,12 +759,12 @@ static void run_layer(Bench *b, const LayerBench *l) {
     void *tensors[LAYER_TENSORS];
     for (int i = 0; i < l->layer->tensor_count; i++) tensors[i] = l->tensors[i].base;
     static const Shared none;
-    const AdapterRoom room = {.joint = b->scratch.base}; /* for an MTP module's matrix */
+    const AdapterScratch adapter_scratch = {.replicated = b->scratch.base}; /* for an MTP module's matrix */
     LayerPass w = {.pass = &b->pass,
                    .unit = b->unit,
                    .tensors = tensors,
                    .shared = &none,
-                   .adapters = &room,
+                   .adapters = &adapter_scratch,
                    .x = l->x.base,
                    .own_x = l->x.base,
                    .y = b->out.base,

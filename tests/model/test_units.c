@@ -127,7 +127,7 @@ static void describe_table(const Model *m, Text *out) {
     for (int i = 0; i < m->table.count; i++) {
         const Param *p = &m->table.params[i];
         text_printf(out, "%s %d %" PRId64 " %" PRId64 " %zu", p->name, p->unit, p->rows, p->cols,
-                    p->place + (p->cols ? m->table.flats[p->unit][FLAT_VECTORS] : 0));
+                    p->offset + (p->cols ? m->table.flats[p->unit][FLAT_VECTORS] : 0));
         for (int kind = INIT_NORMAL; kind <= INIT_LINGUA; kind++) {
             InitRule r = param_init_rule(p, &m->config, (InitKind)kind, 0.03);
             text_printf(out, " %.17g %.17g %.17g %.17g", r.value, r.std, r.lo, r.hi);

@@ -82,10 +82,10 @@ static void updates_move_weights(void **state) {
         const Optimizer *o = optimizer_of((OptimizerKind)k);
         UpdateStep step = {.lr_factor = 0.01, .clip_coefficient = 1, .updates = 1};
         UpdateRun run = {N, p, g, {states[0], states[1]}, NULL, 0, {.type = DTYPE_F32}, &of, scratch};
-        OptimizerStep told = optimizer_step(&s, &step);
+        OptimizerStep of_step = optimizer_step(&s, &step);
         assert_true(optimizer_scratch_bytes(o, &of) <= sizeof scratch);
         for (int i = 0; i < N; i++) p[i] = 1, g[i] = i % 2 ? 0.5f : -0.5f;
-        o->update(&d, &s, &told, &run);
+        o->update(&d, &s, &of_step, &run);
         device_finish(&d, device_mark(&d, ON_COMPUTE), WAIT_RESULT);
         for (int i = 0; i < N; i++) assert_true(i % 2 ? p[i] < 1 : p[i] > 1);
         for (int i = 0; i < o->states(&s); i++) assert_true(states[i][3] > 0);
@@ -257,8 +257,8 @@ static void tables_name_everything(void **state) {
     Error err;
     ParamGroups g;
     Text out = {0}, states = {0};
-    OptimizerGroup room[3];
-    OptimizerOptions o = mixed_optimizer(room);
+    OptimizerGroup storage[3];
+    OptimizerOptions o = mixed_optimizer(storage);
     assert_int_equal(param_groups_build(&g, &o, &table, &err), OK);
     param_groups_name_states(&g, &states);
     assert_string_equal(states.data, "sgd momentum bf16, adamw moments bf16, adamw moments fp32");

@@ -138,7 +138,7 @@ static void follow(Device *d, const OptimizerSettings *s, const Param *p, const 
             across = p->transposed ? p->cols : 1;
     for (int step = 1; step <= STEPS; step++) {
         UpdateStep now = {.lr_factor = lr, .clip_coefficient = clip, .updates = step};
-        OptimizerStep told = optimizer_step(s, &now);
+        OptimizerStep of_step = optimizer_step(s, &now);
         UpdateRun run = {.count = p->count,
                          .param = w,
                          .grad = g,
@@ -148,7 +148,7 @@ static void follow(Device *d, const OptimizerSettings *s, const Param *p, const 
                          .of = p,
                          .scratch = scratch};
         for (size_t i = 0; i < n; i++) g[i] = (float)rng_uniform((uint64_t)step, 7 * i) - 0.5f;
-        muon_update(d, s, &told, &run);
+        muon_update(d, s, &of_step, &run);
         device_finish(d, device_mark(d, ON_COMPUTE), WAIT_RESULT);
         for (int64_t k = 0, at = 0; k < count; at += parts[k++])
             plain_step(s, parts[k], inputs, along, across, want + at * along, momentum + at * along,
@@ -222,9 +222,9 @@ static void test_zeros(void **state) {
     assert_int_equal(
         posix_memalign((void **)&scratch, 64, optimizer_scratch_bytes(optimizer_of(OPTIMIZER_MUON), p)), 0);
     for (int i = 0; i < 12 * 20; i++) w[i] = 1;
-    OptimizerStep told =
+    OptimizerStep of_step =
         optimizer_step(&s, &(UpdateStep){.lr_factor = 0.5, .clip_coefficient = 1, .updates = 1});
-    muon_update(&d, &s, &told,
+    muon_update(&d, &s, &of_step,
                 &(UpdateRun){.count = p->count,
                              .param = w,
                              .grad = g,

@@ -60,7 +60,7 @@ static ModelConfig shape_of_latents(bool queries) {
 /* With a block in the last unit, whose own matrix is replicated. */
 static ModelConfig shape_of_mtp_module(bool queries) {
     ModelConfig c = shape_of_latents(queries);
-    c.mtp_depth = 1, c.mtp_module = c.mtp_joint = true;
+    c.mtp_depth = 1, c.mtp_module = c.mtp_replicated = true;
     return c;
 }
 
@@ -212,7 +212,7 @@ static void boxes_tile_the_model(void **state) {
 }
 
 /* Full experts, and a shard of each over the rest of dp_shard; also for fused experts. */
-static void experts_are_dealt_out(void **state) {
+static void experts_are_split(void **state) {
     (void)state;
     static const int degrees[][5] = {{1, 1, 2, 2, 1}, {1, 1, 4, 2, 1}, {1, 2, 4, 4, 1}, {2, 1, 6, 2, 1},
                                      {1, 2, 8, 8, 1}, {1, 1, 2, 2, 2}, {2, 1, 4, 2, 4}, {1, 2, 6, 2, 8}};
@@ -243,14 +243,14 @@ static void batches_are_counted_once(void **state) {
         Error err = {0};
         ParamTable table;
         Partition p;
-        int first[] = {0, 3, 6}, place[] = {0, 1};
+        int first[] = {0, 3, 6}, pipe_rank[] = {0, 1};
         assert_int_equal(partition_model(&c, &mesh, rank, 0, &own, &err), OK);
         assert_int_equal(param_table_build(&table, &own, &err), OK);
         partition_build(&p, &(PartitionSpec){.model = &c,
                                              .table = &table,
                                              .mesh = &mesh,
                                              .rank = rank,
-                                             .stages = &(Stages){2, first, place}});
+                                             .stages = &(Stages){2, first, pipe_rank}});
         counted[mesh_dp_rank(&mesh, rank)] += partition_counts_batches(&p);
         partition_free(&p);
         param_table_free(&table);
@@ -301,11 +301,11 @@ static void matrices_in_one_are_bands(void **state) {
         .first = 4,
         .count = 7};
     assert_runs(&below, (SegmentRun[]){{7, 2}, {15, 3}, {24, 2}}, 3);
-    ParamSegment beside = {
+    ParamSegment other = {
         .shard = {.rows = {{0, 2}}, .columns = {{1, 2}, {5, 1}, {8, 1}}, .stride = 10, .fused = {0, 1}},
         .first = 1,
         .count = 6};
-    assert_runs(&beside, (SegmentRun[]){{2, 1}, {5, 1}, {8, 1}, {11, 2}, {15, 1}}, 5);
+    assert_runs(&other, (SegmentRun[]){{2, 1}, {5, 1}, {8, 1}, {11, 2}, {15, 1}}, 5);
     /* Rows 1 and 2 of 4 of the fused matrices 2 and 3. */
     ParamSegment fused = {
         .shard = {.rows = {{1, 2}}, .columns = {{0, 3}}, .stride = 3, .fused = {2, 2}, .every = 4},
@@ -318,16 +318,16 @@ static void matrices_in_one_are_bands(void **state) {
 static void a_ranks_model_is_a_model(void **state) {
     (void)state;
     for (int way = 0; way < 4 * FAMILIES_OF_BOXES; way++)
-        for (int tp = 1 << way % 4, place = 0; place < tp; place++) {
+        for (int tp = 1 << way % 4, rank = 0; rank < tp; rank++) {
             Error err = {0};
             ModelConfig c = shape_of_family(families_of_boxes[way / 4], false),
-                        own = axes_local(&c, (TpGroup){tp, place, tp, 1});
+                        own = axes_local(&c, (TpGroup){tp, rank, tp, 1});
             ParamTable table;
             assert_int_equal(param_table_build(&table, &own, &err), OK);
             for (int i = 0; i < table.count; i++) {
                 const Param *p = &table.params[i];
                 LocalShard b =
-                    axes_local_shard(&c, p, (TpGroup){tp, place, tp, 1}, (ShardRange){0, c.num_experts});
+                    axes_local_shard(&c, p, (TpGroup){tp, rank, tp, 1}, (ShardRange){0, c.num_experts});
                 assert_int_equal(shard_rows(&b), p->rows);
                 assert_int_equal(shard_columns(&b), p->cols ? p->cols : 1);
             }
@@ -383,7 +383,7 @@ static void groups_are_those_of_the_table(void **state) {
         assert_true(summed & MESH_REPLICAS);
         AxisSet copied = axes_any((ParamKind)kind, DOES_COPY);
         bool at_both_ends = kind == KIND_TIED;
-        assert_int_equal(summed & MESH_TENSOR, kind == KIND_WHOLE ? MESH_TENSOR : 0);
+        assert_int_equal(summed & MESH_TENSOR, kind == KIND_REPLICATED ? MESH_TENSOR : 0);
         assert_int_equal(summed & MESH_PIPELINE, at_both_ends ? MESH_PIPELINE : 0);
         assert_int_equal(copied & ~summed, kind == KIND_KEYS     ? MESH_KEY_COPIES
                                            : kind == KIND_ROUTER ? MESH_TENSOR
@@ -402,14 +402,14 @@ static bool exchanges(const ModelConfig *c, int unit, int part, AxisSet over) {
     for (int i = 0; i < count; i++) {
         bool ends = rows[i].row->kind == COLL_DISPATCH && collective_ops(&rows[i]) >> part == 0 &&
                     collective_ops(&rows[i]) >> (part - 1) == 1;
-        found |= (ends || collective_place(&rows[i]) == part) && rows[i].row->over & over &&
+        found |= (ends || collective_cut(&rows[i]) == part) && rows[i].row->over & over &&
                  collective_applies(c, (CpGroup){2, 0, 0, false}, rows[i].row);
     }
     return found;
 }
 
 /* Names of the ops of a unit before which there is a collective; "norm" twice where there are two. */
-static void places(const ModelConfig *c, int unit, AxisSet over, Text *out) {
+static void collectives_of(const ModelConfig *c, int unit, AxisSet over, Text *out) {
     OpRange all = unit_ops(c, unit);
     for (int part = all.first; part <= all.end; part++)
         if (exchanges(c, unit, part, over))
@@ -525,9 +525,9 @@ static void something_runs_meanwhile(const Program *p, int blocks) {
     assert_true(hidden >= gathers - exposed);
 }
 
-static void expect_places(const ModelConfig *c, int unit, AxisSet over, const char *expected) {
+static void expect_collectives(const ModelConfig *c, int unit, AxisSet over, const char *expected) {
     Text found = {0};
-    places(c, unit, over, &found);
+    collectives_of(c, unit, over, &found);
     assert_string_equal(found.length ? found.data : "", expected);
     text_free(&found);
 }
@@ -539,31 +539,33 @@ static void passes_are_cut_at_collectives(void **state) {
     ModelConfig c = shape(false), own;
     int last = (int)c.num_hidden_layers + 1;
     AxisSet tensor = MESH_TENSOR & ~(AxisSet)MESH_KEY_COPIES;
-    expect_places(&c, 0, tensor, "end");
-    expect_places(&c, 1, tensor, "q k v, norm, gate and up, sum");
-    expect_places(&c, last, tensor, "head and loss, end");
+    expect_collectives(&c, 0, tensor, "end");
+    expect_collectives(&c, 1, tensor, "q k v, norm, gate and up, sum");
+    expect_collectives(&c, last, tensor, "head and loss, end");
     ModelConfig e = shape_of_experts(), dense = c;
-    expect_places(&e, 1, tensor, "q k v, norm, router, gate and up of experts, sum");
+    expect_collectives(&e, 1, tensor, "q k v, norm, router, gate and up of experts, sum");
     ModelConfig latents = shape_of_latents(true), plain = shape_of_latents(false);
-    expect_places(&latents, 1, tensor, "down, queries, norm, gate and up, sum");
-    expect_places(&latents, 2, tensor, "down, queries, norm, router, gate and up of the shared, sum");
-    expect_places(&plain, 1, tensor, "down, keys and values, norm, gate and up, sum");
+    expect_collectives(&latents, 1, tensor, "down, queries, norm, gate and up, sum");
+    expect_collectives(&latents, 2, tensor, "down, queries, norm, router, gate and up of the shared, sum");
+    expect_collectives(&plain, 1, tensor, "down, keys and values, norm, gate and up, sum");
     ModelConfig module = shape_of_mtp_module(true), plain_mtp_module = shape_of_mtp_module(false);
-    expect_places(&module, last, tensor,
-                  "norms of both, down, queries, norm, router, gate and up of the shared, stream, head and "
-                  "loss, norm of the module, head of the module, end");
-    expect_places(&latents, 1, MESH_CONTEXT, "attention, output");
-    expect_places(&module, last, MESH_CONTEXT, "attention, output, gate and up of experts, stream");
-    expect_places(&c, 1, MESH_KEY_COPIES, "q k v, attention, norm, gate and up, sum");
-    expect_places(&c, 0, MESH_CONTEXT, "");
-    expect_places(&c, 1, MESH_CONTEXT, "attention, output");
-    expect_places(&c, last, MESH_CONTEXT, "");
+    expect_collectives(
+        &module, last, tensor,
+        "norms of both, down, queries, norm, router, gate and up of the shared, stream, head and "
+        "loss, norm of the module, head of the module, end");
+    expect_collectives(&latents, 1, MESH_CONTEXT, "attention, output");
+    expect_collectives(&module, last, MESH_CONTEXT, "attention, output, gate and up of experts, stream");
+    expect_collectives(&c, 1, MESH_KEY_COPIES, "q k v, attention, norm, gate and up, sum");
+    expect_collectives(&c, 0, MESH_CONTEXT, "");
+    expect_collectives(&c, 1, MESH_CONTEXT, "attention, output");
+    expect_collectives(&c, last, MESH_CONTEXT, "");
     c.family = &family_olmo2;
-    expect_places(&c, 1, tensor,
-                  "q k v, norm of q and k, norm of the result, gate and up, norm of the result");
-    expect_places(&c, 1, MESH_KEY_COPIES,
-                  "q k v, norm of q and k, attention, norm of the result, gate and up, norm of the result");
-    expect_places(&c, 1, MESH_CONTEXT, "attention, output");
+    expect_collectives(&c, 1, tensor,
+                       "q k v, norm of q and k, norm of the result, gate and up, norm of the result");
+    expect_collectives(
+        &c, 1, MESH_KEY_COPIES,
+        "q k v, norm of q and k, attention, norm of the result, gate and up, norm of the result");
+    expect_collectives(&c, 1, MESH_CONTEXT, "attention, output");
     for (int way = 0; way < 192; way++) {
         Error err = {0};
         int tp = 1 + way % 12 / 6, splits = way % 6 < 3 ? tp : 4; /* with and without local partial sums */
@@ -642,11 +644,11 @@ static void dispatches_are_not_missed(void **state) {
     (void)state;
     ModelConfig c = shape_of_experts(), own;
     AxisSet both = MESH_EXPERTS & MESH_CONTEXT, experts = MESH_EXPERTS & ~both, cp = MESH_CONTEXT & ~both;
-    expect_places(&c, 1, experts, "gate and up of experts, sum");
-    expect_places(&c, 0, MESH_EXPERTS, "");
-    expect_places(&c, 1, cp, "attention, output");
+    expect_collectives(&c, 1, experts, "gate and up of experts, sum");
+    expect_collectives(&c, 0, MESH_EXPERTS, "");
+    expect_collectives(&c, 1, cp, "attention, output");
     c.output_router_logits = true, c.router_aux_loss_coef = 0.1;
-    expect_places(&c, 1, cp, "attention, output, gate and up of experts");
+    expect_collectives(&c, 1, cp, "attention, output, gate and up of experts");
     c.moe_intermediate_size = 8;
     const ModelConfig routed = c, latents = shape_of_latents(true);
     for (int way = 0; way < 24; way++) {
@@ -774,12 +776,18 @@ static void copies_have_one_number(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(boxes_tile_the_model),          cmocka_unit_test(columns_are_strips),
-        cmocka_unit_test(a_ranks_model_is_a_model),      cmocka_unit_test(odd_sizes_are_refused_by_name),
-        cmocka_unit_test(groups_are_those_of_the_table), cmocka_unit_test(copies_have_one_number),
-        cmocka_unit_test(passes_are_cut_at_collectives), cmocka_unit_test(batches_are_counted_once),
-        cmocka_unit_test(experts_are_dealt_out),         cmocka_unit_test(dispatches_are_not_missed),
-        cmocka_unit_test(matrices_in_one_are_bands),     cmocka_unit_test(microbatches_ask_nothing),
+        cmocka_unit_test(boxes_tile_the_model),
+        cmocka_unit_test(columns_are_strips),
+        cmocka_unit_test(a_ranks_model_is_a_model),
+        cmocka_unit_test(odd_sizes_are_refused_by_name),
+        cmocka_unit_test(groups_are_those_of_the_table),
+        cmocka_unit_test(copies_have_one_number),
+        cmocka_unit_test(passes_are_cut_at_collectives),
+        cmocka_unit_test(batches_are_counted_once),
+        cmocka_unit_test(experts_are_split),
+        cmocka_unit_test(dispatches_are_not_missed),
+        cmocka_unit_test(matrices_in_one_are_bands),
+        cmocka_unit_test(microbatches_ask_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -74,7 +74,7 @@ static void check_owners(const World *w) {
 /* The counted shards form each matrix of a parameter, element for element, and the matrices are all of it. */
 static void check_blocks(const World *w, int i) {
     const Partition *p = &w->p[0];
-    Param whole = param_whole(&w->model, &w->table[0].params[i]);
+    Param whole = param_unsharded(&w->model, &w->table[0].params[i]);
     AxisSet copied = axes_any(axes_kind(&w->model, &whole), DOES_COPY) & MESH_TENSOR;
     int64_t all = 0;
     for (int k = 0; k < param_matrices(&whole); k++) {
@@ -86,7 +86,7 @@ static void check_blocks(const World *w, int i) {
             ParamMatrix own = param_matrix(&w->table[q].params[i], k);
             assert_true(part.rows == own.rows && part.cols == own.cols);
             for (int64_t e = 0; e < part.rows * part.cols; e++)
-                if (mesh_place(&p->mesh, copied, q) == 0)
+                if (mesh_group_rank(&p->mesh, copied, q) == 0)
                     seen[(part.row + e / part.cols) * m.cols + part.col + e % part.cols]++;
         }
         for (int64_t e = 0; e < m.rows * m.cols; e++) assert_int_equal(seen[e], 1);
@@ -96,7 +96,7 @@ static void check_blocks(const World *w, int i) {
 }
 
 /* A shard has the same size and order in its rank's buffer and in its owner's. */
-static void check_rooms(const World *w, int unit) {
+static void check_buffers(const World *w, int unit) {
     OwnerSegment own[RANKS][SPLITS_MAX], made[RANKS][SPLITS_MAX];
     for (int r = 0; r < RANKS; r++) {
         owners_segments(&w->p[r], unit, BUFFER_LOCAL, own[r]);
@@ -136,7 +136,7 @@ static void check_walk(const World *w, int rank, int unit, OwnerBuffer buffer) {
 static void check_balance(const World *w) {
     double work[RANKS] = {0}, all = 0, largest = 0;
     for (int i = 0; i < w->table[0].count; i++) {
-        Param whole = param_whole(&w->model, &w->table[0].params[i]);
+        Param whole = param_unsharded(&w->model, &w->table[0].params[i]);
         double flops = optimizer_flops(param_group(&w->groups, i)->optimizer, &whole);
         if (!param_needs_matrix(&w->groups, i, &whole)) continue;
         all += flops, largest = flops > largest ? flops : largest;
@@ -166,7 +166,7 @@ static void every_matrix_has_an_owner(void **state) {
             if (param_needs_matrix(&w.groups, k, &w.table[0].params[k])) check_blocks(&w, k);
         for (int u = 0; u < w.table[0].units; u++) {
             assert_int_equal(owners_have(&w.p[0], u), u > 0 && u < w.table[0].units - 1);
-            check_rooms(&w, u);
+            check_buffers(&w, u);
             for (int r = 0; r < RANKS; r++)
                 for (int buffer = 0; buffer < OWNER_BUFFERS; buffer++)
                     check_walk(&w, r, u, (OwnerBuffer)buffer);

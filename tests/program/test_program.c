@@ -72,8 +72,8 @@ static void lower(Lowered *l, const Case *c, int rank) {
     MeshOptions options = {c->pp, c->replicas, c->shards, 1, 1, 1};
     Mesh mesh;
     Stages stages;
-    OptimizerGroup room[3];
-    OptimizerOptions optimizer = mixed_optimizer(room);
+    OptimizerGroup storage[3];
+    OptimizerOptions optimizer = mixed_optimizer(storage);
     *l = (Lowered){.model = small_model(c)};
     if (param_groups_build(&l->groups, &optimizer, &l->model.table, &err) != OK) fail_msg("%s", err.message);
     if (mesh_build(&mesh, &options, ranks_of(c), &err) != OK) fail_msg("%s", err.message);

@@ -414,7 +414,7 @@ static const Case shared[] = {
 enum { SHARED = sizeof shared / sizeof *shared };
 
 /* Cases for cp: mostly in fixed point, where the number of ranks must not show. */
-static const Case dealt[] = {
+static const Case cp_cases[] = {
     {.exact = true, .tied = true, .compute = DTYPE_BF16, .recompute = RECOMPUTE_FULL},
     {.exact = true, .mixed = true, .recompute = RECOMPUTE_SELECTIVE, .sync = SYNC_MICROBATCH},
     {.exact = true, .normed = true, .split_backward = true, .reshard = RESHARD_ALWAYS},
@@ -422,7 +422,7 @@ static const Case dealt[] = {
     {.normed = true, .split_backward = true, .recompute = RECOMPUTE_FULL, .sync = SYNC_MICROBATCH},
     {.tied = true, .compute = DTYPE_BF16},
 };
-enum { DEALT = sizeof dealt / sizeof *dealt };
+enum { CP_CASES = sizeof cp_cases / sizeof *cp_cases };
 
 static void each_of(World *w, const Case *cases, int count) {
     static const ScheduleName names[] = {PIPE_1F1B,  PIPE_ZB_H1, PIPE_INTERLEAVED_1F1B,
@@ -460,7 +460,7 @@ int main(int argc, char **argv) {
     if (shares) {
         each_of(&w, shared, SHARED);
     } else if (deals) {
-        each_of(&w, dealt, DEALT);
+        each_of(&w, cp_cases, CP_CASES);
     } else if (argc > 4) {
         quick(&w);
     } else if (w.mesh.degree[AXIS_PP] > 1) {

@@ -251,11 +251,11 @@ static void run_by(CpComm method, const Shape *s, int cp, int exact_chunks, int 
     run_all(run);
 }
 
-static void run_dealt(const Shape *s, int cp, int exact_chunks, int tensors, Run *run) {
+static void run_split(const Shape *s, int cp, int exact_chunks, int tensors, Run *run) {
     run_by(CP_COMM_ALL_TO_ALL, s, cp, exact_chunks, tensors, run);
 }
 
-static void run_shared(const Shape *s, int tensors, Run *run) { run_dealt(s, 1, 0, tensors, run); }
+static void run_shared(const Shape *s, int tensors, Run *run) { run_split(s, 1, 0, tensors, run); }
 static void run_shape(const Shape *s, Run *run) { run_shared(s, 1, run); }
 
 static void expect_like(const Run *one, const Shape *s) {
@@ -411,15 +411,15 @@ static void test_contexts(void **state) {
             Shape s = alone;
             s.pp = meshes[i][0], s.replicas = meshes[i][1], s.shards = meshes[i][2];
             s.sync = i % 2 ? SYNC_MICROBATCH : SYNC_STEP;
-            run_dealt(&s, 1, 4, 1, &one);
+            run_split(&s, 1, 4, 1, &one);
             for (int method = CP_COMM_ALL_TO_ALL; method <= CP_COMM_ALL_GATHER; method++) {
                 run_by((CpComm)method, &s, 2, 4, 1, &other);
                 assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
             }
         }
     }
-    run_dealt(&(Shape){1, 2, 2, SYNC_MICROBATCH, .muon = true}, 2, 0, 1, &one);
-    run_dealt(&(Shape){2, 1, 2, SYNC_STEP, .tied = true}, 2, 0, 1, &one);
+    run_split(&(Shape){1, 2, 2, SYNC_MICROBATCH, .muon = true}, 2, 0, 1, &one);
+    run_split(&(Shape){2, 1, 2, SYNC_STEP, .tied = true}, 2, 0, 1, &one);
     run_by(CP_COMM_ALL_GATHER, &(Shape){1, 1, 2, SYNC_STEP, .tied = true}, 2, 0, 2, &one);
 }
 
@@ -467,7 +467,7 @@ static void test_experts_over_contexts(void **state) {
 
 /* And with tp, where results are combined per split: as on one rank of tp that has all splits and all
  * experts. */
-static void test_experts_beside_tensors(void **state) {
+static void test_experts_with_tensors(void **state) {
     static Run one, other;
     static const Shape shapes[] = {{1, 1, 2, .sync = SYNC_STEP},
                                    {1, 1, 4, .sync = SYNC_MICROBATCH, .tied = true},
@@ -811,7 +811,7 @@ int main(void) {
                                        cmocka_unit_test(test_replica_sync),
                                        cmocka_unit_test(test_experts),
                                        cmocka_unit_test(test_experts_over_contexts),
-                                       cmocka_unit_test(test_experts_beside_tensors),
+                                       cmocka_unit_test(test_experts_with_tensors),
                                        cmocka_unit_test(test_mtp_module),
                                        cmocka_unit_test(test_families),
                                        cmocka_unit_test(test_adapters),

@@ -18,20 +18,20 @@ typedef struct Trainer {
     char state[64];
 } Trainer;
 
-typedef struct Place {
+typedef struct FirstTensor {
     Trainer *trainer;
     int first;
-} Place;
+} FirstTensor;
 
 static ErrorCode fetch(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err) {
-    const Place *p = ctx;
+    const FirstTensor *p = ctx;
     (void)err;
     memcpy(host, (char *)p->trainer->values[p->first + index] + offset, bytes);
     return OK;
 }
 
 static ErrorCode store(void *ctx, int index, size_t offset, size_t bytes, const void *host, Error *err) {
-    const Place *p = ctx;
+    const FirstTensor *p = ctx;
     (void)err;
     memcpy((char *)p->trainer->values[p->first + index] + offset, host, bytes);
     return OK;
@@ -59,15 +59,15 @@ static void fill(Trainer *t, int number) {
 }
 
 typedef struct Lists {
-    Place places[2];
+    FirstTensor lists[2];
     TensorList model, optimizer;
 } Lists;
 
 static void make_lists(Lists *l, Trainer *t) {
-    l->places[0] = (Place){t, 0};
-    l->places[1] = (Place){t, COUNT};
-    l->model = (TensorList){COUNT, t->model_tensors, &l->places[0], fetch, store, 0, NULL};
-    l->optimizer = (TensorList){2 * COUNT, t->moment_tensors, &l->places[1], fetch, store, 0, NULL};
+    l->lists[0] = (FirstTensor){t, 0};
+    l->lists[1] = (FirstTensor){t, COUNT};
+    l->model = (TensorList){COUNT, t->model_tensors, &l->lists[0], fetch, store, 0, NULL};
+    l->optimizer = (TensorList){2 * COUNT, t->moment_tensors, &l->lists[1], fetch, store, 0, NULL};
 }
 
 static const CheckpointFile saved_files[] = {{"config.json", "{}\n", 3},

@@ -287,7 +287,7 @@ static void test_invalid_utf8(void **state) {
 static uint32_t next_random(uint32_t *state) { return (*state = *state * 1664525U + 1013904223U) >> 8; }
 
 /* Mostly characters that matter to patterns, and some arbitrary bytes. */
-static size_t random_text(uint32_t *state, char *out, size_t room) {
+static size_t random_text(uint32_t *state, char *out, size_t capacity) {
     static const char *const bits[] = {" ",
                                        "  ",
                                        "\n",
@@ -311,7 +311,7 @@ static size_t random_text(uint32_t *state, char *out, size_t room) {
                                        "\xe2\x82",
                                        "\xc2\xbd",
                                        "-"};
-    size_t n = 0, wanted = next_random(state) % (room - 4);
+    size_t n = 0, wanted = next_random(state) % (capacity - 4);
     while (n < wanted) {
         const char *bit = bits[next_random(state) % COUNT(bits)];
         size_t length = strlen(bit);

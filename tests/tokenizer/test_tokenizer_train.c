@@ -58,22 +58,22 @@ static void assert_same(const Text *a, const Text *b) {
 
 /* --- a naive trainer: counts everything again before each merge --- */
 
-typedef struct Piece {
+typedef struct PreToken {
     int32_t *ids;
     size_t count;
-} Piece;
+} PreToken;
 
 typedef struct Naive {
-    Piece *pieces;
+    PreToken *pre_tokens;
     size_t count;
     Text tokens[1024];
     size_t token_count;
 } Naive;
 
-static void naive_add_piece(Naive *n, const char *text, size_t length) {
-    n->pieces = mem_grow(n->pieces, (n->count + 1) * sizeof *n->pieces);
-    Piece *p = &n->pieces[n->count++];
-    *p = (Piece){mem_alloc_array(length, sizeof(int32_t)), length};
+static void naive_add_pre_token(Naive *n, const char *text, size_t length) {
+    n->pre_tokens = mem_grow(n->pre_tokens, (n->count + 1) * sizeof *n->pre_tokens);
+    PreToken *p = &n->pre_tokens[n->count++];
+    *p = (PreToken){mem_alloc_array(length, sizeof(int32_t)), length};
     for (size_t i = 0; i < length; i++) {
         while (byte_level_nth(p->ids[i]) != (uint8_t)text[i]) p->ids[i]++;
     }
@@ -85,11 +85,11 @@ static void naive_add_text(Naive *n, Splitter *splitter, SplitState *split, cons
         size_t valid = utf8_valid_run(text->data + from, text->length - from);
         for (size_t at = 0, end; at < valid; at = end) {
             assert_int_equal(split_next(splitter, split, text->data + from, valid, at, &end, &err), OK);
-            naive_add_piece(n, text->data + from + at, end - at);
+            naive_add_pre_token(n, text->data + from + at, end - at);
         }
         from += valid;
         size_t invalid = utf8_invalid_run(text->data + from, text->length - from);
-        if (invalid) naive_add_piece(n, text->data + from, invalid);
+        if (invalid) naive_add_pre_token(n, text->data + from, invalid);
         from += invalid;
     }
 }
@@ -99,8 +99,8 @@ static bool naive_best(const Naive *n, int32_t best[2]) {
     static int64_t counts[1024][1024];
     memset(counts, 0, sizeof counts);
     for (size_t p = 0; p < n->count; p++) {
-        for (size_t i = 0; i + 1 < n->pieces[p].count; i++)
-            counts[n->pieces[p].ids[i]][n->pieces[p].ids[i + 1]]++;
+        for (size_t i = 0; i + 1 < n->pre_tokens[p].count; i++)
+            counts[n->pre_tokens[p].ids[i]][n->pre_tokens[p].ids[i + 1]]++;
     }
     int64_t most = 0;
     for (int32_t a = 0; a < 1024; a++) {
@@ -130,14 +130,15 @@ static int32_t naive_token(Naive *n, const int32_t pair[2]) {
 
 static void naive_merge(Naive *n, const int32_t pair[2], int32_t result) {
     for (size_t p = 0; p < n->count; p++) {
-        Piece *piece = &n->pieces[p];
+        PreToken *pre_token = &n->pre_tokens[p];
         size_t kept = 0;
-        for (size_t i = 0; i < piece->count; i++) {
-            bool match = piece->ids[i] == pair[0] && i + 1 < piece->count && piece->ids[i + 1] == pair[1];
-            piece->ids[kept++] = match ? result : piece->ids[i];
+        for (size_t i = 0; i < pre_token->count; i++) {
+            bool match =
+                pre_token->ids[i] == pair[0] && i + 1 < pre_token->count && pre_token->ids[i + 1] == pair[1];
+            pre_token->ids[kept++] = match ? result : pre_token->ids[i];
             i += match;
         }
-        piece->count = kept;
+        pre_token->count = kept;
     }
 }
 
@@ -149,16 +150,16 @@ static void naive_learn(Naive *n, size_t limit) {
 }
 
 static void naive_free(Naive *n) {
-    for (size_t i = 0; i < n->count; i++) free(n->pieces[i].ids);
+    for (size_t i = 0; i < n->count; i++) free(n->pre_tokens[i].ids);
     for (size_t i = 0; i < n->token_count; i++) text_free(&n->tokens[i]);
-    free(n->pieces);
+    free(n->pre_tokens);
     free(n);
 }
 
 /* Small, with runs, repeats and ties: "aaaa", words of few letters, nasty text, bytes that are not text. */
-static size_t small_corpus(Text *texts, size_t room) {
+static size_t small_corpus(Text *texts, size_t capacity) {
     size_t count = 0;
-    for (; count < COUNT(nasty_texts) && count < room; count++)
+    for (; count < COUNT(nasty_texts) && count < capacity; count++)
         text_add(&texts[count], nasty_texts[count].bytes, nasty_texts[count].length);
     Text *words = &texts[count++];
     uint32_t state = 3;

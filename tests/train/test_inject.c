@@ -59,25 +59,25 @@ static void phases_have_faults(void **state) {
     (void)state;
     Inject in = parse(
         "stop:rank=1,phase=saving; kill:rank=2,phase=validation,step=20,attempt=1; kill:rank=1,step=20");
-    FaultPlace place = {.rank = 1, .phase = PHASE_SAVING, .step = 20, .first = true};
-    const Fault *f = inject_in(&in, &place, NULL);
-    assert_true(f == &in.faults[0] && !inject_in(&in, &place, f));
+    FaultPoint point = {.rank = 1, .phase = PHASE_SAVING, .step = 20, .first = true};
+    const Fault *f = inject_in(&in, &point, NULL);
+    assert_true(f == &in.faults[0] && !inject_in(&in, &point, f));
     /* Only the first time, on that rank, in that phase and attempt; and a step is not a phase. */
-    place.first = false;
-    assert_null(inject_in(&in, &place, NULL));
-    place = (FaultPlace){.rank = 0, .phase = PHASE_SAVING, .first = true};
-    assert_null(inject_in(&in, &place, NULL));
-    place = (FaultPlace){.rank = 1, .phase = PHASE_LOADING, .first = true};
-    assert_null(inject_in(&in, &place, NULL));
-    place = (FaultPlace){.rank = 1, .phase = PHASE_STEPS, .step = 20, .first = true};
-    assert_null(inject_in(&in, &place, NULL));
+    point.first = false;
+    assert_null(inject_in(&in, &point, NULL));
+    point = (FaultPoint){.rank = 0, .phase = PHASE_SAVING, .first = true};
+    assert_null(inject_in(&in, &point, NULL));
+    point = (FaultPoint){.rank = 1, .phase = PHASE_LOADING, .first = true};
+    assert_null(inject_in(&in, &point, NULL));
+    point = (FaultPoint){.rank = 1, .phase = PHASE_STEPS, .step = 20, .first = true};
+    assert_null(inject_in(&in, &point, NULL));
     assert_ptr_equal(inject_at(&in, 1, 20, 0, NULL), &in.faults[2]);
     assert_null(inject_at(&in, 2, 20, 1, NULL));
     /* After a given step, whether for the first time or not. */
-    place = (FaultPlace){.rank = 2, .attempt = 1, .phase = PHASE_VALIDATION, .step = 20};
-    assert_ptr_equal(inject_in(&in, &place, NULL), &in.faults[1]);
-    place.step = 10, place.first = true;
-    assert_null(inject_in(&in, &place, NULL));
+    point = (FaultPoint){.rank = 2, .attempt = 1, .phase = PHASE_VALIDATION, .step = 20};
+    assert_ptr_equal(inject_in(&in, &point, NULL), &in.faults[1]);
+    point.step = 10, point.first = true;
+    assert_null(inject_in(&in, &point, NULL));
     inject_free(&in);
     static const char *const bad[] = {"stop:rank=1,phase=steps",    "stop:phase=MPI start",
                                       "nan:phase=saving",           "bitflip:phase=saving,step=3",
@@ -144,21 +144,21 @@ static void what_is_wrong_is_named(void **state) {
     }
 }
 
-static void places_are_seeded(void **state) {
+static void indices_are_seeded(void **state) {
     (void)state;
     Fault f = {.kind = FAULT_BITFLIP, .step = 4, .seed = 1}, g = f;
     g.seed = 2;
     uint64_t bits = UINT64_C(1) << 40;
-    assert_true(inject_place(&f, bits) == inject_place(&f, bits) &&
-                inject_place(&f, bits) != inject_place(&g, bits));
-    assert_int_equal(inject_place(&f, 1), 0);
+    assert_true(inject_index(&f, bits) == inject_index(&f, bits) &&
+                inject_index(&f, bits) != inject_index(&g, bits));
+    assert_int_equal(inject_index(&f, 1), 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_kind_is_read),      cmocka_unit_test(a_fault_happens_once),
         cmocka_unit_test(phases_have_faults),     cmocka_unit_test(random_faults_come_from_the_seed),
-        cmocka_unit_test(what_is_wrong_is_named), cmocka_unit_test(places_are_seeded),
+        cmocka_unit_test(what_is_wrong_is_named), cmocka_unit_test(indices_are_seeded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -44,14 +44,14 @@ typedef struct Endpoint {
     int joins, grouped; /* grouped: inside begin and end */
     Post *posts;        /* [events] */
     List held, sends, receives, ended;
-    uint64_t told; /* posts ended so far: draws delays */
+    uint64_t posts_ended; /* posts ended so far: draws delays */
 } Endpoint;
 
 /* A rank's arguments of the k-th join, and the resulting channel: the hub's rank at each place. */
-typedef struct Seat {
-    int colour, place;
+typedef struct JoinEntry {
+    int colour, key;
     int *members; /* [ranks] */
-} Seat;
+} JoinEntry;
 
 struct Loopback {
     pthread_mutex_t mutex;
@@ -59,8 +59,8 @@ struct Loopback {
     int ranks;
     uint64_t seed;
     int arrived[TRANSPORT_CHANNELS];
-    Seat *seats[TRANSPORT_CHANNELS]; /* [ranks] each */
-    Endpoint *ends;                  /* [ranks] */
+    JoinEntry *entries[TRANSPORT_CHANNELS]; /* [ranks] each */
+    Endpoint *ends;                         /* [ranks] */
 };
 
 /* ---- lists ---- */
@@ -99,7 +99,8 @@ static bool meet(const Post *a, int rank_a, const Post *b, int rank_b) {
 static void tell(Endpoint *e, Post *p, size_t bytes, int error) {
     uint64_t seed = e->hub->seed;
     p->end = (TransportEnd){.event = p->post.event, .error = error, .bytes = bytes};
-    p->delay = seed ? (int)(rng_u64(seed + (uint64_t)e->transport.rank, e->told++) % LONGEST_DELAY) : 0;
+    p->delay =
+        seed ? (int)(rng_u64(seed + (uint64_t)e->transport.rank, e->posts_ended++) % LONGEST_DELAY) : 0;
     append(&e->ended, p);
 }
 
@@ -143,25 +144,25 @@ static void publish(Endpoint *e, Post *p) {
 static int *members_of(Loopback *hub, int channel, int colour, int size) {
     int *members = mem_alloc_array((size_t)size, sizeof *members);
     for (int r = 0; r < hub->ranks; r++) {
-        const Seat *s = &hub->seats[channel][r];
-        if (s->colour == colour) members[s->place] = r;
+        const JoinEntry *s = &hub->entries[channel][r];
+        if (s->colour == colour) members[s->key] = r;
     }
     return members;
 }
 
 /* The k-th join of a rank is the k-th of all: they wait for each other here, as in MPI_Comm_split. */
-static int join(CommTransport *transport, int colour, int place, int size, int *channel) {
+static int join(CommTransport *transport, int colour, int key, int size, int *channel) {
     Endpoint *e = (Endpoint *)transport;
     Loopback *hub = e->hub;
     int k = *channel = e->joins++;
     CHECK(k < TRANSPORT_CHANNELS);
     pthread_mutex_lock(&hub->mutex);
-    Seat *seat = &hub->seats[k][transport->rank];
-    *seat = (Seat){.colour = colour, .place = place};
+    JoinEntry *entry = &hub->entries[k][transport->rank];
+    *entry = (JoinEntry){.colour = colour, .key = key};
     hub->arrived[k]++;
     pthread_cond_broadcast(&hub->joined);
     while (hub->arrived[k] < hub->ranks) pthread_cond_wait(&hub->joined, &hub->mutex);
-    seat->members = members_of(hub, k, colour, size);
+    entry->members = members_of(hub, k, colour, size);
     pthread_mutex_unlock(&hub->mutex);
     return TRANSPORT_OK;
 }
@@ -173,7 +174,7 @@ static int post(Endpoint *e, const TransportPost *what, char *data, bool sends) 
     *p = (Post){.post = *what, .data = data, .sends = sends};
     /* The peer is a rank in the channel; lists use ranks of the hub. */
     if (what->peer != TRANSPORT_ANY)
-        p->post.peer = hub->seats[what->channel][e->transport.rank].members[what->peer];
+        p->post.peer = hub->entries[what->channel][e->transport.rank].members[what->peer];
     if (e->grouped) {
         append(&e->held, p);
     } else {
@@ -278,7 +279,7 @@ Loopback *loopback_new(int ranks, int events, uint64_t seed) {
     pthread_mutex_init(&hub->mutex, NULL);
     pthread_cond_init(&hub->joined, NULL);
     for (int k = 0; k < TRANSPORT_CHANNELS; k++)
-        hub->seats[k] = mem_alloc_array((size_t)ranks, sizeof *hub->seats[k]);
+        hub->entries[k] = mem_alloc_array((size_t)ranks, sizeof *hub->entries[k]);
     for (int r = 0; r < ranks; r++)
         hub->ends[r] = (Endpoint){.transport = {.kind = &loopback,
                                                 .rank = r,
@@ -295,8 +296,8 @@ Loopback *loopback_new(int ranks, int events, uint64_t seed) {
 void loopback_free(Loopback *hub) {
     for (int r = 0; r < hub->ranks; r++) free(hub->ends[r].posts);
     for (int k = 0; k < TRANSPORT_CHANNELS; k++) {
-        for (int r = 0; r < hub->ranks; r++) free(hub->seats[k][r].members);
-        free(hub->seats[k]);
+        for (int r = 0; r < hub->ranks; r++) free(hub->entries[k][r].members);
+        free(hub->entries[k]);
     }
     pthread_mutex_destroy(&hub->mutex);
     pthread_cond_destroy(&hub->joined);

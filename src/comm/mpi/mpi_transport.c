@@ -56,7 +56,7 @@ static int find_cores(MPI_Comm local) {
     return code == MPI_SUCCESS ? CPU_COUNT(&all) : 0;
 }
 
-static ErrorCode find_places(MpiTransport *m, Error *err) {
+static ErrorCode find_ranks(MpiTransport *m, Error *err) {
     MPI_Comm local;
     CommTransport *l = &m->transport;
     /* Otherwise MPI ends the process by itself, with its own message. */
@@ -86,12 +86,12 @@ static void allocate(MpiTransport *m, int events) {
 
 /* ---- channels ---- */
 
-static int join(CommTransport *transport, int colour, int place, int size, int *channel) {
+static int join(CommTransport *transport, int colour, int key, int size, int *channel) {
     MpiTransport *m = (MpiTransport *)transport;
     (void)size; /* MPI counts for itself */
     CHECK(m->channel_count < TRANSPORT_CHANNELS);
     MPI_Comm *c = &m->channels[ *channel = m->channel_count++];
-    int code = MPI_Comm_split(MPI_COMM_WORLD, colour, place, c);
+    int code = MPI_Comm_split(MPI_COMM_WORLD, colour, key, c);
     if (code == MPI_SUCCESS) MPI_Comm_set_errhandler(*c, MPI_ERRORS_RETURN);
     return code;
 }
@@ -152,19 +152,19 @@ static int compare_ints(const void *a, const void *b) { return *(const int *)a -
  * in the statuses; MPI_ERR_PENDING there means that one neither failed nor ended. */
 static int finished(CommTransport *transport, TransportEnd *ends, int most, int *error) {
     MpiTransport *m = (MpiTransport *)transport;
-    int count = 0, told = 0, looked = m->open < most ? m->open : most;
+    int count = 0, reported = 0, looked = m->open < most ? m->open : most;
     if (looked == 0) return 0;
     int code = MPI_Testsome(looked, m->requests, &count, m->indices, m->statuses);
     if (count == MPI_UNDEFINED) count = 0;
     if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return *error = code, -1;
     for (int i = 0; i < count; i++) {
         int failed = code == MPI_ERR_IN_STATUS ? m->statuses[i].MPI_ERROR : MPI_SUCCESS;
-        ends[told++] =
+        ends[reported++] =
             end_of(m, m->indices[i], failed == MPI_ERR_PENDING ? MPI_SUCCESS : failed, &m->statuses[i]);
     }
     qsort(m->indices, (size_t)count, sizeof *m->indices, compare_ints);
     for (int i = count - 1; i >= 0; i--) take_out(m, m->indices[i]);
-    return told;
+    return reported;
 }
 
 static bool test(CommTransport *transport, int event, TransportEnd *out) {
@@ -238,7 +238,7 @@ ErrorCode mpi_transport_open(CommTransport **transport, int events, const char *
     *m = (MpiTransport){.transport = {.kind = &mpi}};
     *transport = &m->transport;
     allocate(m, events);
-    TRY(find_places(m, err));
+    TRY(find_ranks(m, err));
     if (provided < MPI_THREAD_SERIALIZED)
         return error_set(err, ERR_UNAVAILABLE,
                          "this MPI library cannot be used by several threads, not even in turn");

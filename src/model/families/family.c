@@ -5,8 +5,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define FAMILY_PLACE(name) &family_##name,
-const Family *const families[] = {FAMILIES(FAMILY_PLACE) NULL};
+#define FAMILY_POINTER(name) &family_##name,
+const Family *const families[] = {FAMILIES(FAMILY_POINTER) NULL};
 
 const Family *model_family(const ModelConfig *c) { return c->family ? c->family : families[0]; }
 
@@ -33,8 +33,8 @@ static bool same_experts(const PublishedExperts *e, const ModelConfig *c) {
 }
 
 static bool same_latents(const PublishedLatents *l, const ModelConfig *c) {
-    return l->queries == c->q_lora_rank && l->keys == c->kv_lora_rank && l->plain == c->qk_nope_head_dim &&
-           l->turned == c->qk_rope_head_dim && l->values == c->v_head_dim;
+    return l->queries == c->q_lora_rank && l->keys == c->kv_lora_rank && l->nope == c->qk_nope_head_dim &&
+           l->rope == c->qk_rope_head_dim && l->values == c->v_head_dim;
 }
 
 const PublishedSize *family_published(const ModelConfig *c) {

@@ -134,7 +134,7 @@ typedef struct PublishedExperts {
 /* MLA of a published model: widths of the latents of queries (0: none) and of keys and values; per head, the
  * parts of keys without and with RoPE, and values. */
 typedef struct PublishedLatents {
-    int64_t queries, keys, plain, turned, values;
+    int64_t queries, keys, nope, rope, values;
 } PublishedLatents;
 
 typedef struct Family {

@@ -63,12 +63,12 @@ static ErrorCode read_chunk_type(const cJSON *item, const char *where, bool *chu
 }
 
 /* Despite the key's name, 1 means that the layer has RoPE. */
-static ErrorCode read_no_rope_layer(const cJSON *item, const char *where, bool *unturned, Error *err) {
+static ErrorCode read_no_rope_layer(const cJSON *item, const char *where, bool *no_rope, Error *err) {
     double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
     if (value < 0 || value > 1 || (value > 0 && value < 1))
         return error_set(err, ERR_CONFIG, "%s: no_rope_layers holds something that is neither 0 nor 1",
                          where);
-    *unturned = value < 1;
+    *no_rope = value < 1;
     return OK;
 }
 

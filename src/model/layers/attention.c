@@ -116,7 +116,7 @@ static AttentionShape heads_of(const LayerPass *w) {
     AttentionShape s = model_heads(m, w->unit - 1);
     const Param *sinks = sinks_of(w);
     if (sinks) s.sinks = weights_vector(w->pass->weights, sinks);
-    if (s.sinks && model_cp_all_to_all(m)) s.sinks += m->cp.place * s.heads;
+    if (s.sinks && model_cp_all_to_all(m)) s.sinks += m->cp.rank * s.heads;
     return s;
 }
 
@@ -125,7 +125,7 @@ static void *either(const LayerPass *w, int tensor, int swapped) {
     return w->tensors[model_cp_all_to_all(w->pass->model) ? swapped : tensor];
 }
 
-void *attend_made(const LayerPass *w) { return either(w, QKV, TURNED); }
+void *attend_made(const LayerPass *w) { return either(w, QKV, A2A_PACKED); }
 
 /* Width of a token's keys and values. */
 static int64_t key_width(AttentionShape s) { return 2 * (int64_t)s.kv_heads * s.head_dim; }
@@ -152,7 +152,7 @@ void attend_take_sums(const LayerPass *w) {
     const Model *m = w->pass->model;
     int64_t rows = model_cp_chunk(m);
     for (int i = 0; sums_dkv_over_ranks(m) && i < model_cp_chunks(m); i++)
-        take_partials(w, model_cp_chunk_first(m, m->cp.place, i), rows, w->tensors[DQKV], i * rows);
+        take_partials(w, model_cp_chunk_first(m, m->cp.rank, i), rows, w->tensors[DQKV], i * rows);
 }
 
 /* Apart from yarn's factor, which is in the tables, a rotation is orthogonal: gradients are rotated back by
@@ -224,7 +224,7 @@ void lse_join(const LayerPass *w, const Collective *c) {
            (size_t)ranks * piece, from + (size_t)rank * (size_t)model_exact_chunks(m) * piece, piece);
 }
 
-void keys_place(const LayerPass *w, const Collective *c) {
+void keys_pack(const LayerPass *w, const Collective *c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     size_t e = dtype_bytes(m->compute), bytes = (size_t)model_dim(&m->config, DIM_KEY_VALUE) * e,
@@ -233,7 +233,7 @@ void keys_place(const LayerPass *w, const Collective *c) {
     int64_t rows = model_cp_chunk(m);
     for (int i = 0; i < model_cp_chunks(m); i++)
         OP(p->device, OP_COPY_ROWS, copy_rows, rows, bytes,
-           (char *)w->tensors[c->to] + (size_t)model_cp_chunk_first(m, m->cp.place, i) * bytes, bytes,
+           (char *)w->tensors[c->to] + (size_t)model_cp_chunk_first(m, m->cp.rank, i) * bytes, bytes,
            own + (size_t)(i * rows) * row, row);
 }
 
@@ -242,9 +242,9 @@ void keys_place(const LayerPass *w, const Collective *c) {
 /* One product for q, k and v: their matrices are contiguous (params.h, invariant 2), and one wide product is
  * faster than three. */
 static void qkv_forward(const LayerPass *w) {
-    void *turned = attend_made(w);
-    product_forward(w, &qkv, w->x, turned);
-    rotate(w, turned, false);
+    void *packed = attend_made(w);
+    product_forward(w, &qkv, w->x, packed);
+    rotate(w, packed, false);
 }
 
 static void qkv_gradients(const LayerPass *w, Grads grads) {
@@ -278,7 +278,7 @@ static const float *weights_of(const LayerPass *w, bool keys) {
 }
 
 /* Whether RoPE comes before the norms. */
-static bool turns_first(const LayerPass *w) {
+static bool rotates_first(const LayerPass *w) {
     return model_family(&w->pass->model->config)->arch.qk_norm == QK_NORM_PLAIN;
 }
 
@@ -308,18 +308,18 @@ static void sum_rows(const LayerPass *w, const void *dqkv, int tensor) {
 
 static void raw_forward(const LayerPass *w) {
     product_forward(w, &qkv, w->x, w->tensors[RAW]);
-    if (turns_first(w)) rotate(w, w->tensors[RAW], false);
+    if (rotates_first(w)) rotate(w, w->tensors[RAW], false);
     if (sums_rows(w->pass->model)) sum_rows(w, NULL, SQUARES);
 }
 
 static void heads_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    void *turned = attend_made(w);
+    void *packed = attend_made(w);
     OP(p->device, OP_QK_NORM_FORWARD, qk_norm_forward, shape_of(w), rows_of(w, 0),
        model_family(&m->config)->arch.norm, (float)m->config.rms_norm_eps, w->tensors[RAW],
-       weights_of(w, false), weights_of(w, true), turned, m->compute);
-    if (!turns_first(w)) rotate(w, turned, false);
+       weights_of(w, false), weights_of(w, true), packed, m->compute);
+    if (!rotates_first(w)) rotate(w, packed, false);
 }
 
 /* All ranks with replicas of a KV head compute the same contribution to the gradient of the norm's weight, so
@@ -359,7 +359,7 @@ static void norms_backward(const LayerPass *w) {
 static void heads_backward(const LayerPass *w, Grads grads) {
     if (!(grads & DGRAD)) return;
     attend_take_sums(w);
-    if (!turns_first(w)) rotate(w, w->tensors[DQKV], true);
+    if (!rotates_first(w)) rotate(w, w->tensors[DQKV], true);
     if (sums_rows(w->pass->model))
         sum_rows(w, w->tensors[DQKV], PRODUCTS);
     else
@@ -368,7 +368,7 @@ static void heads_backward(const LayerPass *w, Grads grads) {
 
 static void raw_backward(const LayerPass *w, Grads grads) {
     if (grads & DGRAD && sums_rows(w->pass->model)) norms_backward(w);
-    if (grads & DGRAD && turns_first(w)) rotate(w, w->tensors[DQKV], true);
+    if (grads & DGRAD && rotates_first(w)) rotate(w, w->tensors[DQKV], true);
     qkv_gradients(w, grads);
 }
 
@@ -415,7 +415,7 @@ static Queries queries_of(const LayerPass *w, int run) {
     q.r.first = q.at = run * q.s.tokens;
     q.r.partial = model_has_partials(m);
     if (!m->cp.keys) return q;
-    q.r.first = model_token(m, m->cp.place, q.at);
+    q.r.first = model_token(m, m->cp.rank, q.at);
     q.r.keys = model_all_tokens(m), q.r.kv_row = model_dim(&m->config, DIM_KEY_VALUE);
     return q;
 }
@@ -440,7 +440,7 @@ static void attend_run(const LayerPass *w, int run) {
     const Pass *p = w->pass;
     Queries q = queries_of(w, run);
     OP(p->device, OP_ATTENTION_FORWARD, attention_forward, q.s, q.r, queries_at(w, &q), keys_of(w, &q),
-       p->batch.first_key, results_at(w, &q, either(w, ATTENDED, BY_HEADS)), sums_at(w, &q),
+       p->batch.first_key, results_at(w, &q, either(w, ATTENDED, OUT_BY_HEADS)), sums_at(w, &q),
        p->model->compute);
 }
 
@@ -491,9 +491,9 @@ static void run_backward(const LayerPass *w, int run, void *dkv) {
     if (model_key_splits(m) > 1)
         q.s.kv_heads *= model_key_splits(m), q.r.kv_row = key_width(q.s), keys = w->tensors[SPREAD];
     OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, q.s, q.r, queries_at(w, &q), keys,
-       p->batch.first_key, results_at(w, &q, either(w, ATTENDED, BY_HEADS)), sums_at(w, &q),
-       results_at(w, &q, either(w, DATTENDED, TURNED)),
-       model_at(m, either(w, DQKV, HANDED), q.at * q.r.q_row), dkv, m->compute);
+       p->batch.first_key, results_at(w, &q, either(w, ATTENDED, OUT_BY_HEADS)), sums_at(w, &q),
+       results_at(w, &q, either(w, DATTENDED, A2A_PACKED)),
+       model_at(m, either(w, DQKV, A2A_RECEIVED), q.at * q.r.q_row), dkv, m->compute);
 }
 
 /* Sums the partial sums of `count` runs in the order of the canonical tree into `to`; the memory after it is
@@ -534,7 +534,7 @@ static void sinks_backward(const LayerPass *w) {
 void attend_backward(const LayerPass *w, Grads grads) {
     const Model *m = w->pass->model;
     Queries q = queries_of(w, 0);
-    char *dqkv = either(w, DQKV, HANDED);
+    char *dqkv = either(w, DQKV, A2A_RECEIVED);
     if (!(grads & DGRAD)) return;
     sinks_backward(w);
     if (!model_has_partials(m)) {

@@ -36,7 +36,7 @@ void embedding_forward(const LayerPass *w, const int32_t *ids, float scale, cons
     const Model *m = p->model;
     int64_t h = m->config.hidden_size;
     bool shared = m->tp.size > 1, narrow = shared && m->compute != DTYPE_F32;
-    if (shared) y = narrow ? w->shared->whole : (void *)w->shared->partials;
+    if (shared) y = narrow ? w->shared->full : (void *)w->shared->partials;
     OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, h, ids,
        weights_matrix(p->weights, table_of(m, TOKENS)), model_vocabulary(m), scale, false, y, m->compute);
     if (positions)

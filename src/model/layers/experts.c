@@ -82,7 +82,7 @@ static const ParamRow params[PARAMS] = {
     [CORRECTION_BIAS] = {"mlp.gate.e_score_correction_bias", DIM_EXPERTS, .when = WHEN_CORRECTION_BIAS,
                          .init = ROLE_ZEROS, .fixed = true, .router = true},
     [BALANCE_BIAS] = {"mlp.gate.balance_bias", DIM_EXPERTS, .when = WHEN_BALANCE_BIAS, .init = ROLE_ZEROS,
-                      .fixed = true, .router = true, .beside = true},
+                      .fixed = true, .router = true, .with_states = true},
     [GATE_UP_BIAS] = {"mlp.experts.gate_up_proj_bias", DIM_EXPERT_GATE_UP, .when = WHEN_EXPERT_BIAS,
                       .tp = COLUMN_PARALLEL, .init = ROLE_ZEROS, .fused = true},
     [DOWN_BIAS] = {"mlp.experts.down_proj_bias", DIM_HIDDEN, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS,
@@ -331,10 +331,10 @@ static void expert_weight(const LayerPass *w, const Product *p, const Rows *r, c
     const Model *m = w->pass->model;
     const Param *first = matrix_of(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
-    bool turned = first->transposed;
+    bool transposed = first->transposed;
     if (first->flat >= GRADIENT_FLATS) return;
-    OP(w->pass->device, OP_GROUPED_GEMM_WGRAD, grouped_gemm_wgrad, rows_of(w, r, first), turned ? in : out,
-       turned ? out : in, turned ? x : dy, turned ? dy : x, m->compute,
+    OP(w->pass->device, OP_GROUPED_GEMM_WGRAD, grouped_gemm_wgrad, rows_of(w, r, first),
+       transposed ? in : out, transposed ? out : in, transposed ? x : dy, transposed ? dy : x, m->compute,
        gradient_of_exact_chunk(&w->pass->gradients, first, r->gradient), !w->pass->first, has_splits(w));
 }
 
@@ -489,7 +489,8 @@ static void split_sum(const LayerPass *w, const Sum *sum, int split, float *to /
 }
 
 /* Sums `count` splits in the canonical tree, into `to`. room: scratch for the right halves. */
-static void sum_partials(const LayerPass *w, const Sum *sum, int first, int count, float *to, float *room) {
+static void sum_partials(const LayerPass *w, const Sum *sum, int first, int count, float *to,
+                         float *scratch) {
     const Model *m = w->pass->model;
     int64_t elements = m->tokens * m->config.hidden_size;
     if (count == 1) {
@@ -497,9 +498,9 @@ static void sum_partials(const LayerPass *w, const Sum *sum, int first, int coun
         return;
     }
     int grads = tree_half(count);
-    const float *ops[2] = {to, room};
-    sum_partials(w, sum, first, grads, to, room);
-    sum_partials(w, sum, first + grads, count - grads, room, room + elements);
+    const float *ops[2] = {to, scratch};
+    sum_partials(w, sum, first, grads, to, scratch);
+    sum_partials(w, sum, first + grads, count - grads, scratch, scratch + elements);
     OP(w->pass->device, OP_SUM_PARTS, sum_parts, elements, 2, ops, to);
 }
 

@@ -203,7 +203,7 @@ static Head further_mtp_head(const LayerPass *w, Chunk c, int k) {
 /* Normed states of the chunk's tokens; with TP, the all-gathered ones. */
 static const void *normed_of(const LayerPass *w, Chunk c, const Head *own) {
     const Model *m = w->pass->model;
-    const char *all = m->tp.size > 1 ? w->shared->whole : own->normed;
+    const char *all = m->tp.size > 1 ? w->shared->full : own->normed;
     return all + (size_t)(c.first * m->config.hidden_size) * dtype_bytes(m->compute);
 }
 

@@ -4,11 +4,13 @@
  * DQKV first holds the gradient after norm and RoPE. Their backward pass replaces it, in place, by the
  * gradient of the qkv product's output.
  *
- * CP all-to-all (Ulysses): QKV, LSE and BY_HEADS hold all tokens and some heads; the other tensors hold some
- * tokens and all heads, in as many bytes. HANDED and TURNED are the buffers of the all-to-all:
+ * CP all-to-all (Ulysses): QKV, LSE and OUT_BY_HEADS hold all tokens and some heads; the other tensors hold
+ * some tokens and all heads, in as many bytes. A2A_RECEIVED and A2A_PACKED are the buffers of the all-to-all:
  *
- *     forward    TURNED -> HANDED =all-to-all=> QKV  attention  BY_HEADS =all-to-all=> HANDED -> ATTENDED
- *     backward   DATTENDED -> HANDED =all-to-all=> TURNED  attention  HANDED =all-to-all=> TURNED -> DQKV
+ *     forward    A2A_PACKED -> A2A_RECEIVED =all-to-all=> QKV  attention  OUT_BY_HEADS =all-to-all=>
+ *                A2A_RECEIVED -> ATTENDED
+ *     backward   DATTENDED -> A2A_RECEIVED =all-to-all=> A2A_PACKED  attention  A2A_RECEIVED =all-to-all=>
+ *                A2A_PACKED -> DQKV
  *
  * Gradients of sinks are made from local tokens, since exact chunks, by which they are rounded, are chunks of
  * tokens. So in the backward pass an all-to-all also brings LSE of the local tokens and all heads to OWN_LSE.
@@ -41,15 +43,15 @@ enum {
     LSE,
     DQKV,
     DATTENDED,
-    TURNED,
-    BY_HEADS,
-    HANDED,
+    A2A_PACKED,
+    OUT_BY_HEADS,
+    A2A_RECEIVED,
     KEYS,
     KV_PARTIALS,
     SPREAD,
     APART,
     OWN_LSE,
-    HANDED_LSE,
+    A2A_RECEIVED_LSE,
     ATTENTION_TENSORS
 };
 /* All but QKV and DQKV, which differ between layers; LSE is [H, T]. */
@@ -57,40 +59,42 @@ enum {
     [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                                  \
     [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED},                               \
     [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                                                \
-    [TURNED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_CP_ALL_TO_ALL},                         \
-    [BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .need = NEED_CP_ALL_TO_ALL},                       \
-    [HANDED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_CP_ALL_TO_ALL},                         \
+    [A2A_PACKED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_CP_ALL_TO_ALL},                     \
+    [OUT_BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .need = NEED_CP_ALL_TO_ALL},                   \
+    [A2A_RECEIVED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_CP_ALL_TO_ALL},                   \
     [KEYS] = {EXTENT_KEYS, DIM_KEY_VALUE, .life = LIFE_SCRATCH, .need = NEED_PARTIALS},                      \
     [KV_PARTIALS] = {EXTENT_PARTIALS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, .need = NEED_PARTIALS},     \
     [SPREAD] = {EXTENT_KEY_SPLITS, DIM_KEY_VALUE, .life = LIFE_SCRATCH, .need = NEED_KEY_SPLITS},            \
     [APART] = {EXTENT_KEY_SPLITS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, .need = NEED_KEY_SPLITS},       \
     [OWN_LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_HEAD_SUMS}, \
-    [HANDED_LSE] = {                                                                                         \
+    [A2A_RECEIVED_LSE] = {                                                                                   \
         .width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_HEAD_SUMS}
 
 /* Collectives around attention, which is op `op` and reads the results of the op before it. */
 #define ATTENTION_COLLECTIVES(op)                                                                            \
-    {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS((op)-1)), ALL_TO_ALL, CONTEXT, HANDED, QKV, TOKENS,    \
-                QKV, COMPUTE),                                                                               \
-     .when = NEED_CP_ALL_TO_ALL, .pack = heads_split, .packed = TURNED},                                     \
-        {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS(op)), ALL_TO_ALL, CONTEXT, BY_HEADS, HANDED,       \
-                    TOKENS, QUERY, COMPUTE),                                                                 \
+    {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS((op)-1)), ALL_TO_ALL, CONTEXT, A2A_RECEIVED, QKV,      \
+                TOKENS, QKV, COMPUTE),                                                                       \
+     .when = NEED_CP_ALL_TO_ALL, .pack = heads_split, .packed = A2A_PACKED},                                 \
+        {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS(op)), ALL_TO_ALL, CONTEXT, OUT_BY_HEADS,           \
+                    A2A_RECEIVED, TOKENS, QUERY, COMPUTE),                                                   \
          .when = NEED_CP_ALL_TO_ALL, .unpack = heads_join, .packed = ATTENDED},                              \
-        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(op)), ALL_TO_ALL, CONTEXT, HANDED, TURNED, TOKENS, QUERY, COMPUTE), \
+        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(op)), ALL_TO_ALL, CONTEXT, A2A_RECEIVED, A2A_PACKED, TOKENS, QUERY, \
+                    COMPUTE),                                                                                \
          .when = NEED_CP_ALL_TO_ALL, .pack = heads_split, .packed = DATTENDED},                              \
-        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(op)), ALL_TO_ALL, CONTEXT, OWN_LSE, HANDED_LSE, TOKENS, HEADS,      \
-                    FP32),                                                                                   \
+        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(op)), ALL_TO_ALL, CONTEXT, OWN_LSE, A2A_RECEIVED_LSE, TOKENS,       \
+                    HEADS, FP32),                                                                            \
          .when = NEED_HEAD_SUMS,                                                                             \
          .along = true,                                                                                      \
          .what = "LSE",                                                                                      \
          .pack = lse_split,                                                                                  \
          .unpack = lse_join,                                                                                 \
          .packed = LSE},                                                                                     \
-        {COLLECTIVE(IN_DGRAD, BEHIND(OPS(op)), ALL_TO_ALL, CONTEXT, HANDED, TURNED, TOKENS, QKV, COMPUTE),   \
+        {COLLECTIVE(IN_DGRAD, BEHIND(OPS(op)), ALL_TO_ALL, CONTEXT, A2A_RECEIVED, A2A_PACKED, TOKENS, QKV,   \
+                    COMPUTE),                                                                                \
          .when = NEED_CP_ALL_TO_ALL, .unpack = heads_join, .packed = DQKV},                                  \
         {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE | IN_DGRAD, BEFORE(OPS(op)), ALL_GATHER, CONTEXT, QKV, KEYS,   \
                     TOKENS, KEY_VALUE, COMPUTE),                                                             \
-         .when = NEED_KEYS, .zigzag = true, .what = "KV", .pack = keys_place},                               \
+         .when = NEED_KEYS, .zigzag = true, .what = "KV", .pack = keys_pack},                                \
         {COLLECTIVE(IN_DGRAD, BEHIND(OPS(op)), REDUCE_SCATTER, CONTEXT, KV_PARTIALS, KV_PARTIALS, TOKENS,    \
                     KEY_VALUE, FP32),                                                                        \
          .when = NEED_KEYS, .zigzag = true, .what = "DKV"},                                                  \
@@ -111,7 +115,7 @@ void lse_split(const LayerPass *w, const Collective *c);
 void lse_join(const LayerPass *w, const Collective *c);
 /* Copies local keys and values to their offset among those of all tokens (Llama team, "The Llama 3 herd of
  * models", 2024). */
-void keys_place(const LayerPass *w, const Collective *c);
+void keys_pack(const LayerPass *w, const Collective *c);
 
 /* Where queries, keys and values are to be made: QKV, or the tensor that the all-to-all sends from. */
 void *attend_made(const LayerPass *w);

@@ -57,7 +57,7 @@ static const ParamRow params[PARAMS] = {
     [KEY_NORM] = {"self_attn.kv_a_layernorm.weight", DIM_LATENT_KEY, .init = ROLE_NORM, .latent = true},
     [DOWN_Q] = {"self_attn.q_a_proj.weight", DIM_LATENT_QUERY, DIM_HIDDEN, .when = WHEN_LATENT_QUERIES,
                 .init = ROLE_INNER, .decays = true, .latent = true},
-    [PLAIN_Q] = {"self_attn.q_proj.weight", DIM_QUERY, DIM_HIDDEN, .when = WHEN_WHOLE_QUERIES,
+    [PLAIN_Q] = {"self_attn.q_proj.weight", DIM_QUERY, DIM_HIDDEN, .when = WHEN_FULL_QUERIES,
                  .tp = COLUMN_PARALLEL, .init = ROLE_INNER, .decays = true, .continues = true},
     [DOWN_KV] = {"self_attn.kv_a_proj_with_mqa.weight", DIM_LATENT_DOWN, DIM_HIDDEN, .init = ROLE_INNER,
                  .decays = true, .continues = true, .latent = true},
@@ -174,7 +174,7 @@ static void down_backward(const LayerPass *w, Grads grads) {
     }
     int64_t first = m->tp.rank * own, all = dim_of(w, DIM_LATENT_ALL);
     down_input(w, first, own, model_one_split(m, all), m->compute, false);
-    product_whole_input(w, &down, own, model_at(m, w->tensors[DDOWN], first * all), w->dx);
+    product_full_input(w, &down, own, model_at(m, w->tensors[DDOWN], first * all), w->dx);
 }
 
 /* Without a latent of queries: adds the gradient through the latent of keys to that through the queries. */
@@ -183,8 +183,8 @@ static void add_keys_down(const LayerPass *w, int64_t first, int64_t tokens) {
     int64_t keys = dim_of(w, DIM_LATENT_DOWN);
     KSplit splits = {.runs = 1, .run = {{.length = keys, .split_size = keys, .skip = first_of_keys(w)}}};
     down_input(w, first, tokens, splits, m->compute, true);
-    product_whole_input(w, &keys_down, tokens,
-                        model_at(m, w->tensors[DDOWN], first * dim_of(w, DIM_LATENT_ALL)), w->dx);
+    product_full_input(w, &keys_down, tokens,
+                       model_at(m, w->tensors[DDOWN], first * dim_of(w, DIM_LATENT_ALL)), w->dx);
 }
 
 /* TP may shard the queries. */
@@ -252,7 +252,7 @@ static float *common_key_partials(const LayerPass *w) {
     return (float *)w->tensors[MADE_PARTIALS] + w->pass->model->tokens * dim_of(w, DIM_LATENT_KEY);
 }
 static float *query_partials(const LayerPass *w) {
-    return common_key_partials(w) + w->pass->model->tokens * dim_of(w, DIM_LATENT_TURNED);
+    return common_key_partials(w) + w->pass->model->tokens * dim_of(w, DIM_LATENT_ROPE);
 }
 
 static float *query_inner(const LayerPass *w) {
@@ -272,7 +272,7 @@ static void input_of_latent(const LayerPass *w, const Product *p, const void *dy
     LayerPass of = *w;
     shared.inner = inner, of.shared = &shared, of.own_x = w->tensors[latent];
     product_input(&of, p, dy, dx);
-    if (m->tp.size > 1 && m->config.adapter_joint && product_adapters(m, w->unit, p) == 0)
+    if (m->tp.size > 1 && m->config.adapter_replicated && product_adapters(m, w->unit, p) == 0)
         OP(w->pass->device, OP_ZERO, zero, inner,
            (size_t)(m->tokens * dim_of(w, DIM_ADAPTER)) * sizeof *inner);
 }
@@ -284,12 +284,12 @@ static void round_sums(const LayerPass *w, Dim width, const float *sums, void *t
 
 /* Rounds the reduced sums into the tensors where a single rank has its gradients. */
 static void take_sums(const LayerPass *w) {
-    int64_t turned = dim_of(w, DIM_LATENT_TURNED);
+    int64_t rope = dim_of(w, DIM_LATENT_ROPE);
     void *const *t = w->tensors;
     if (has_latent_queries(w)) round_sums(w, DIM_LATENT_QUERY, query_partials(w), t[DQUERY_LATENT]);
     round_sums(w, DIM_LATENT_KEY, t[MADE_PARTIALS], t[DKEY_LATENT]);
-    round_sums(w, DIM_LATENT_TURNED, common_key_partials(w), t[DRAW]);
-    copy_columns(w, w->pass->model->tokens, turned, t[DRAW], turned, common_key(w, DDOWN),
+    round_sums(w, DIM_LATENT_ROPE, common_key_partials(w), t[DRAW]);
+    copy_columns(w, w->pass->model->tokens, rope, t[DRAW], rope, common_key(w, DDOWN),
                  dim_of(w, DIM_LATENT_ALL));
     if (has_latent_queries(w))
         product_latents_summed(w, &queries, query_inner(w), t[QUERY_LATENT], t[DQUERY_LATENT]);

@@ -123,12 +123,12 @@ enum { LAYER_TENSORS = 32 }; /* at most */
         .rows = outputs, .cols = DIM_ADAPTER, .init = ROLE_ZEROS, .decays = true, .adapts = &params[of]}
 
 /* Scratch of a unit's adapters, one at a time; NULL where it has none. */
-typedef struct AdapterRoom {
-    void *inner;  /* [T, r] c: x A^T, or the gradient of it */
-    void *outer;  /* [T, out] c: s times the gradient of the matrix's part of y */
-    void *joint;  /* [r, h] c: cast of a replicated side, or of an MTP module's matrix; none in fp32 */
-    float *apart; /* [own, r]: one adapter's columns of a reduced sum */
-} AdapterRoom;
+typedef struct AdapterScratch {
+    void *inner;      /* [T, r] c: x A^T, or the gradient of it */
+    void *outer;      /* [T, out] c: s times the gradient of the matrix's part of y */
+    void *replicated; /* [r, h] c: cast of a replicated side, or of an MTP module's matrix; none in fp32 */
+    float *apart;     /* [own, r]: one adapter's columns of a reduced sum */
+} AdapterScratch;
 
 /* y [T, out] = x [T, in] W^T (+ bias) (+ adapters). The parameter rows that make up [out, in], and those of
  * [out], are adjacent; the first one that a model has begins the matrix. */
@@ -227,8 +227,8 @@ struct Pass;
 
 /* Buffers of TP collectives; all NULL without TP. */
 typedef struct Shared {
-    void *whole;  /* [T, h] c: the layer's input, of all tokens */
-    void *dwhole; /* [T, h] c: the gradient of its result, of all tokens */
+    void *full;  /* [T, h] c: the layer's input, of all tokens */
+    void *dfull; /* [T, h] c: the gradient of its result, of all tokens */
     /* [T, h]: local partial sums, of a result or of an input's gradient */
     float *partials;
     float *inner;        /* [T, n r]: partial sums of a product's adapters: of x A^T, or of its gradient */
@@ -242,7 +242,7 @@ typedef struct LayerPass {
     int unit, slice;      /* slice: of UnitPass */
     void *const *tensors; /* of the layer, in the order of its rows */
     const Shared *shared;
-    const AdapterRoom *adapters;
+    const AdapterScratch *adapters;
     void *inner;       /* [own, r] c: x A^T of the adapter whose B is replicated, for the gradient of B */
     const void *own_x; /* [own, h] c: the layer's input for this rank's tokens only */
     const void *x;     /* [T, h] c: the normed state that the layer is applied to; NULL in the embedding */
@@ -374,9 +374,9 @@ void product_input(const LayerPass *w, const Product *p, const void *dy /* [T, o
                    void *dx /* [T, in] c */);
 void product_weight(const LayerPass *w, const Product *p, const void *dy /* [T, out] c */,
                     const void *x /* [T, in] c */);
-/* Replaces product_weight where the matrix is replicated (params.h: param_is_joint): wgrad of local tokens,
- * run with dgrad. */
-void product_joint(const LayerPass *w, const Product *p, const void *dy, const void *x);
+/* Replaces product_weight where the matrix is replicated (params.h: param_is_replicated): wgrad of local
+ * tokens, run with dgrad. */
+void product_replicated(const LayerPass *w, const Product *p, const void *dy, const void *x);
 /* Number of adapters of its matrices in a unit. */
 int product_adapters(const struct Model *m, int unit, const Product *p);
 /* After the sum over ranks: y = round(sum) + bias + adapters, whose own partial sums were summed too. */
@@ -395,8 +395,8 @@ void product_adapters_summed(const LayerPass *w, const Product *p, void *y /* [o
 /* Backward, where TP may shard matrices: adds to dx, or makes the partial sums that product_input_summed
  * adds; and the same for matrices that make latents, for `tokens` tokens. */
 void product_adapters_input(const LayerPass *w, const Product *p, const void *dy, void *dx);
-void product_whole_input(const LayerPass *w, const Product *p, int64_t tokens,
-                         const void *dy /* [tokens, out] c */, void *dx /* [tokens, in] c */);
+void product_full_input(const LayerPass *w, const Product *p, int64_t tokens,
+                        const void *dy /* [tokens, out] c */, void *dx /* [tokens, in] c */);
 /* For heads that are made from latents, from summed partial sums [T, r]: adds to the gradients of the latents
  * and of A. */
 void product_latents_summed(const LayerPass *w, const Product *p, const float *partials,

@@ -96,19 +96,19 @@ static float *gradient_at(const LayerPass *w, int row) {
 }
 
 /* What follows the gate in RAW or DRAW. */
-static void *behind_gate(const LayerPass *w, int raw) {
+static void *after_gate(const LayerPass *w, int raw) {
     return model_at(w->pass->model, w->tensors[raw], dim(w, DIM_STATE));
 }
 
 /* x, B and C, after the convolution or straight from the product. */
 static void *read_by_scan(const LayerPass *w, int raw, int convolved) {
-    return param_at(w, TAPS) ? w->tensors[convolved] : behind_gate(w, raw);
+    return param_at(w, TAPS) ? w->tensors[convolved] : after_gate(w, raw);
 }
 static void *keys_at(const LayerPass *w, void *read, int groups) {
     return model_at(w->pass->model, read, dim(w, DIM_STATE) + groups * dim(w, DIM_MAMBA_GROUPS));
 }
 static void *steps_at(const LayerPass *w, int raw) {
-    return model_at(w->pass->model, behind_gate(w, raw), dim(w, DIM_MAMBA_READ));
+    return model_at(w->pass->model, after_gate(w, raw), dim(w, DIM_MAMBA_READ));
 }
 
 static MambaShape scan_of(const LayerPass *w) {
@@ -183,7 +183,7 @@ static void conv_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     float *carries = carried_of(w);
     if (!param_at(w, TAPS)) return;
-    OP(p->device, OP_CONV_FORWARD, conv_forward, conv_of(w), behind_gate(w, RAW), vector_of(w, TAPS),
+    OP(p->device, OP_CONV_FORWARD, conv_forward, conv_of(w), after_gate(w, RAW), vector_of(w, TAPS),
        documents_of(w), carries ? carries + dim(w, DIM_MAMBA_STATES) : NULL, w->tensors[CONVOLVED],
        p->model->compute);
 }
@@ -191,8 +191,8 @@ static void conv_forward(const LayerPass *w) {
 static void conv_backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;
     if (!(grads & DGRAD) || !param_at(w, TAPS)) return;
-    OP(p->device, OP_CONV_BACKWARD, conv_backward, conv_of(w), behind_gate(w, RAW), vector_of(w, TAPS),
-       p->batch.first_key, w->tensors[DCONVOLVED], behind_gate(w, DRAW), gradient_at(w, TAPS),
+    OP(p->device, OP_CONV_BACKWARD, conv_backward, conv_of(w), after_gate(w, RAW), vector_of(w, TAPS),
+       p->batch.first_key, w->tensors[DCONVOLVED], after_gate(w, DRAW), gradient_at(w, TAPS),
        p->model->compute);
 }
 

@@ -14,8 +14,8 @@
  * as a block after the last one. It runs in training only.
  *
  * With TP, each rank holds some rows of the embedding: the lookups of all tokens are partial sums, and their
- * gradient is all-gathered. All else here is of local tokens: Wp is replicated (params.h: param_is_joint),
- * and its gradient is summed over tp, as a norm's is. */
+ * gradient is all-gathered. All else here is of local tokens: Wp is replicated (params.h:
+ * param_is_replicated), and its gradient is summed over tp, as a norm's is. */
 #include "model/unit.h"
 
 enum { EMBED_NORM, EMBED_NORM_BIAS, STATE_NORM, STATE_NORM_BIAS, PROJECTION, PARAMS };
@@ -25,7 +25,7 @@ static const ParamRow params[PARAMS] = {
     [STATE_NORM] = {"hnorm.weight", DIM_HIDDEN, .init = ROLE_NORM},
     [STATE_NORM_BIAS] = {"hnorm.bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS},
     [PROJECTION] = {"eh_proj.weight", DIM_HIDDEN, DIM_JOINED, .init = ROLE_INNER, .decays = true,
-                    .joint = true},
+                    .replicated = true},
 };
 
 enum { EMBEDDED, EMBED_RSTD, STATE_RSTD, JOINED, DJOINED, DEMBEDDED, NORMED, TENSORS };
@@ -44,11 +44,11 @@ static const Product projection = {&params[PROJECTION], NULL, 1, DIM_HIDDEN, DIM
 static const Param *embedding(const Model *m) { return param_of(&m->table, 0, &layer_embedding.params[0]); }
 
 /* The two halves of j alternate in its rows, but norms read and write contiguous rows. */
-typedef enum JoinedHalf { HALF_EMBEDDING, HALF_STATE } JoinedHalf;
-static void copy_half(const LayerPass *w, void *joined, JoinedHalf half, bool out) {
+typedef enum JoinedInput { INPUT_EMBEDDING, INPUT_STATE } JoinedInput;
+static void copy_input(const LayerPass *w, void *joined, JoinedInput input, bool out) {
     const Model *m = w->pass->model;
     size_t narrow = (size_t)m->config.hidden_size * dtype_bytes(m->compute), wide = 2 * narrow;
-    char *columns = (char *)joined + (half == HALF_STATE ? narrow : 0);
+    char *columns = (char *)joined + (input == INPUT_STATE ? narrow : 0);
     void *rows = w->tensors[NORMED];
     OP(w->pass->device, OP_COPY_ROWS, copy_rows, model_own_tokens(m), narrow, out ? rows : columns,
        out ? narrow : wide, out ? columns : rows, out ? wide : narrow);
@@ -63,29 +63,29 @@ static void norms_forward(const LayerPass *w) {
     int64_t own = model_own_tokens(p->model);
     void *const *t = w->tensors;
     norm_forward(p, w->unit, &params[EMBED_NORM], own, t[EMBEDDED], NULL, NULL, t[NORMED], t[EMBED_RSTD]);
-    copy_half(w, t[JOINED], HALF_EMBEDDING, false);
+    copy_input(w, t[JOINED], INPUT_EMBEDDING, false);
     norm_forward(p, w->unit, &params[STATE_NORM], own, w->input, NULL, NULL, t[NORMED], t[STATE_RSTD]);
-    copy_half(w, t[JOINED], HALF_STATE, false);
+    copy_input(w, t[JOINED], INPUT_STATE, false);
 }
 
 /* The state's gradient is added to the one that the head has written there. */
-static void norms_backward(const LayerPass *w, Grads half) {
+static void norms_backward(const LayerPass *w, Grads input) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
-    if (!(half & DGRAD)) return;
-    copy_half(w, t[DJOINED], HALF_EMBEDDING, true);
+    if (!(input & DGRAD)) return;
+    copy_input(w, t[DJOINED], INPUT_EMBEDDING, true);
     norm_backward(p, w->unit, &params[EMBED_NORM], t[EMBEDDED], t[EMBED_RSTD], t[NORMED], t[DEMBEDDED],
                   false);
-    copy_half(w, t[DJOINED], HALF_STATE, true);
+    copy_input(w, t[DJOINED], INPUT_STATE, true);
     norm_backward(p, w->unit, &params[STATE_NORM], w->input, t[STATE_RSTD], t[NORMED], w->dx, true);
 }
 
-static void rows_backward(const LayerPass *w, Grads half) {
+static void rows_backward(const LayerPass *w, Grads input) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t tokens = model_exact_chunk(m, m->tokens), hidden = m->config.hidden_size;
     const void *all = m->tp.size > 1 ? w->dy : w->tensors[DEMBEDDED];
-    if (!(half & WGRAD) || embedding(m)->flat == FLAT_FROZEN) return;
+    if (!(input & WGRAD) || embedding(m)->flat == FLAT_FROZEN) return;
     for (int r = 0; r < model_exact_chunks(m); r++) {
         if (p->first)
             OP(p->device, OP_ZERO, zero, gradient_tied(&p->gradients, r),
@@ -98,12 +98,12 @@ static void rows_backward(const LayerPass *w, Grads half) {
 
 static void joined_forward(const LayerPass *w) { product_forward(w, &projection, w->tensors[JOINED], w->y); }
 
-static void joined_backward(const LayerPass *w, Grads half) {
-    if (half & DGRAD) {
+static void joined_backward(const LayerPass *w, Grads input) {
+    if (input & DGRAD) {
         product_input(w, &projection, w->own_dy, w->tensors[DJOINED]);
-        product_joint(w, &projection, w->own_dy, w->tensors[JOINED]);
+        product_replicated(w, &projection, w->own_dy, w->tensors[JOINED]);
     }
-    if (half & WGRAD) product_weight(w, &projection, w->own_dy, w->tensors[JOINED]);
+    if (input & WGRAD) product_weight(w, &projection, w->own_dy, w->tensors[JOINED]);
 }
 
 static const LayerOp ops[] = {

@@ -34,24 +34,24 @@ static KSplit splits_over(const Model *m, const Product *p, TpStyle cut, Dim dim
     return p->weight->tp == cut ? model_k_split(m, dim) : model_one_split(m, model_dim(&m->config, dim));
 }
 
-static bool is_joint(const LayerPass *w, const Param *p) {
-    return param_is_joint(&w->pass->model->config, p->row);
+static bool is_replicated(const LayerPass *w, const Param *p) {
+    return param_is_replicated(&w->pass->model->config, p->row);
 }
 
 /* A matrix, or a side of an adapter, in the dtype that products read. */
 static const void *matrix_of(const LayerPass *w, const Param *p) {
     Dtype compute = w->pass->model->compute;
-    if (!is_joint(w, p)) return weights_matrix(w->pass->weights, p);
+    if (!is_replicated(w, p)) return weights_matrix(w->pass->weights, p);
     const float *held = weights_vector(w->pass->weights, p);
     if (compute == DTYPE_F32) return held;
-    OP(w->pass->device, OP_CAST, cast, p->count, held, DTYPE_F32, w->adapters->joint, compute);
-    return w->adapters->joint;
+    OP(w->pass->device, OP_CAST, cast, p->count, held, DTYPE_F32, w->adapters->replicated, compute);
+    return w->adapters->replicated;
 }
 
 /* ---- adapters ----
  *
  * Where TP may not shard matrices, both sides of an adapter are ordinary matrices. Where it may, one side is
- * sharded with its matrix and still ordinary, and the other is replicated (params.h: param_is_joint):
+ * sharded with its matrix and still ordinary, and the other is replicated (params.h: param_is_replicated):
  *
  *               q k v, gate and up                 output, down
  *     replicated   A                               B
@@ -76,7 +76,7 @@ typedef struct Adapter {
 
 /* Whether its intermediate is reduced over ranks; never for matrices that make latents. */
 static bool has_partials(const Model *m, const Param *a, const Param *b) {
-    return param_is_joint(&m->config, a->row) || param_is_joint(&m->config, b->row);
+    return param_is_replicated(&m->config, a->row) || param_is_replicated(&m->config, b->row);
 }
 
 /* The next adapter, from row *next on; false: there are no more. */
@@ -126,9 +126,9 @@ static void inner_product(const LayerPass *w, const Product *p, const Adapter *a
 static bool adapter_inner(const LayerPass *w, const Product *p, const Adapter *a, const void *x,
                           void *inner) {
     const Model *m = w->pass->model;
-    bool joint = is_joint(w, a->b), is_partial = joint && product_makes_partials(m, p);
+    bool replicated = is_replicated(w, a->b), is_partial = replicated && product_makes_partials(m, p);
     inner_product(w, p, a, m->tokens, false, x, is_partial,
-                  joint ? model_k_split(m, p->in) : model_one_split(m, a->in), inner);
+                  replicated ? model_k_split(m, p->in) : model_one_split(m, a->in), inner);
     return is_partial;
 }
 
@@ -142,9 +142,9 @@ static void adapter_outer(const LayerPass *w, const Adapter *a, int64_t tokens, 
 /* inner = outer B; returns true if these are partial sums over ranks. */
 static bool adapter_outer_inner(const LayerPass *w, const Product *p, const Adapter *a, int64_t tokens) {
     const Model *m = w->pass->model;
-    bool joint = is_joint(w, a->a), is_partial = joint && product_reads_all(m, p);
+    bool replicated = is_replicated(w, a->a), is_partial = replicated && product_reads_all(m, p);
     inner_product(w, p, a, tokens, true, w->adapters->outer, is_partial,
-                  joint ? model_k_split(m, a->outputs) : model_one_split(m, a->out), w->adapters->inner);
+                  replicated ? model_k_split(m, a->outputs) : model_one_split(m, a->out), w->adapters->inner);
     return is_partial;
 }
 
@@ -188,7 +188,7 @@ static void adapter_gradient(const LayerPass *w, const Param *p, const void *lef
 
 /* The same over local tokens, split by split, as for a norm, and always added. If param_sees_all, over all
  * tokens. */
-static void joint_gradient(const LayerPass *w, const Param *p, const void *left, const void *right) {
+static void replicated_gradient(const LayerPass *w, const Param *p, const void *left, const void *right) {
     const Model *m = w->pass->model;
     bool all = param_sees_all(p->row);
     int64_t split_size = all ? model_exact_chunk(m, m->tokens) : model_token_split(m),
@@ -204,7 +204,7 @@ static void adapters_forward(const LayerPass *w, const Product *p, const void *x
     const Model *m = w->pass->model;
     Adapter a;
     for (int next = 0; adapter_of(w, p, &next, &a);) {
-        void *inner = is_joint(w, a.b) ? w->inner : w->adapters->inner;
+        void *inner = is_replicated(w, a.b) ? w->inner : w->adapters->inner;
         if (!adapter_inner(w, p, &a, x, inner)) add_to_output(w, &a, m->tokens, inner, y);
     }
 }
@@ -234,11 +234,11 @@ static void adapter_input(const LayerPass *w, const Product *p, const Adapter *a
     adapter_outer(w, a, m->tokens, dy);
     if (!adapter_outer_inner(w, p, a, m->tokens)) {
         add_to_input(w, a, m->tokens, dx);
-        if (is_joint(w, a->a)) joint_gradient(w, a->a, w->adapters->inner, w->own_x);
+        if (is_replicated(w, a->a)) replicated_gradient(w, a->a, w->adapters->inner, w->own_x);
     }
-    if (!is_joint(w, a->b)) return;
+    if (!is_replicated(w, a->b)) return;
     adapter_outer(w, a, model_own_tokens(m), w->own_dy);
-    joint_gradient(w, a->b, w->adapters->outer, w->inner);
+    replicated_gradient(w, a->b, w->adapters->outer, w->inner);
 }
 
 static void adapters_input(const LayerPass *w, const Product *p, const void *dy, void *dx) {
@@ -253,7 +253,7 @@ void product_adapters_input(const LayerPass *w, const Product *p, const void *dy
         if (has_partials(m, a.a, a.b)) adapter_input(w, p, &a, dy, dx);
 }
 
-void product_whole_input(const LayerPass *w, const Product *p, int64_t tokens, const void *dy, void *dx) {
+void product_full_input(const LayerPass *w, const Product *p, int64_t tokens, const void *dy, void *dx) {
     const Model *m = w->pass->model;
     Adapter a;
     for (int next = 0; adapter_of(w, p, &next, &a);) {
@@ -272,7 +272,7 @@ void product_latents_summed(const LayerPass *w, const Product *p, const float *p
         OP(w->pass->device, OP_CAST, cast, m->tokens * a.rank, partials, DTYPE_F32, w->adapters->inner,
            m->compute);
         add_to_input(w, &a, m->tokens, dx);
-        joint_gradient(w, a.a, w->adapters->inner, x);
+        replicated_gradient(w, a.a, w->adapters->inner, x);
     }
 }
 
@@ -283,7 +283,7 @@ void product_input_summed(const LayerPass *w, const Product *p, void *dx) {
         if (!has_partials(m, a.a, a.b)) continue;
         inner_summed(w, p, &a, w->adapters->inner);
         add_to_input(w, &a, model_own_tokens(m), dx);
-        joint_gradient(w, a.a, w->adapters->inner, w->own_x);
+        replicated_gradient(w, a.a, w->adapters->inner, w->own_x);
     }
 }
 
@@ -292,11 +292,11 @@ static void adapters_weight(const LayerPass *w, const Product *p, const void *dy
     Adapter a;
     for (int next = 0; adapter_of(w, p, &next, &a);) {
         adapter_outer(w, &a, w->pass->model->tokens, dy);
-        if (!is_joint(w, a.a)) {
+        if (!is_replicated(w, a.a)) {
             adapter_outer_inner(w, p, &a, w->pass->model->tokens);
             adapter_gradient(w, a.a, w->adapters->inner, x);
         }
-        if (is_joint(w, a.b)) continue;
+        if (is_replicated(w, a.b)) continue;
         adapter_inner(w, p, &a, x, w->adapters->inner);
         adapter_gradient(w, a.b, w->adapters->outer, w->adapters->inner);
     }
@@ -315,7 +315,7 @@ static void add_bias(const LayerPass *w, const Product *p, int64_t tokens, void 
 /* A replicated matrix is multiplied by local tokens only. */
 static int64_t tokens_of(const LayerPass *w, const Param *matrix) {
     const Model *m = w->pass->model;
-    return is_joint(w, matrix) ? model_own_tokens(m) : m->tokens;
+    return is_replicated(w, matrix) ? model_own_tokens(m) : m->tokens;
 }
 
 /* Y [T, out] = X W^T; the flag is set if W is stored as [out, in]. The bias is added in a separate pass over
@@ -389,13 +389,13 @@ void product_weight(const LayerPass *w, const Product *p, const void *dy, const 
     const Model *m = w->pass->model;
     const Param *matrix = product_matrix(w, p);
     adapters_weight(w, p, dy, x);
-    if (matrix->flat == FLAT_FROZEN || is_joint(w, matrix)) return;
+    if (matrix->flat == FLAT_FROZEN || is_replicated(w, matrix)) return;
     for (int r = 0; r < model_exact_chunks(m); r++) weight_of_exact_chunk(w, p, matrix, r, dy, x);
 }
 
-void product_joint(const LayerPass *w, const Product *p, const void *dy, const void *x) {
+void product_replicated(const LayerPass *w, const Product *p, const void *dy, const void *x) {
     const Param *matrix = product_matrix(w, p);
-    if (is_joint(w, matrix)) joint_gradient(w, matrix, dy, x);
+    if (is_replicated(w, matrix)) replicated_gradient(w, matrix, dy, x);
 }
 
 /* ---- norms ---- */
