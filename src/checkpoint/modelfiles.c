@@ -82,7 +82,7 @@ static ErrorCode collect(const cJSON *map, const char *where, Listed *listed, Er
             return error_set(
                 err, ERR_DATA,
                 "%s: weight_map of \"%s\" is \"%s\", expected the plain name of a .safetensors file "
-                "beside the index",
+                "next to the index",
                 where, name, shown(file, item->valuestring));
         listed[n++] = (Listed){item->string, item->valuestring};
     }

@@ -118,7 +118,7 @@ static uint64_t word(const CheckpointBlob *blob, size_t at) {
 }
 
 static ErrorCode bad_blob(int rank, const char *what, Error *err) {
-    return error_set(err, ERR_DATA, "what rank %d tells of its part %s", rank, what);
+    return error_set(err, ERR_DATA, "what rank %d reports of its part %s", rank, what);
 }
 
 /* Checks the checksum and that the length is an integral number of words. Returns the number of words without

@@ -104,7 +104,7 @@ const Verb verb_export = {
     .details =
         "Makes DIR, a Hugging Face model directory with weights, configuration and tokenizer, and nothing "
         "that only training needs. Weights are exact where --dtype is fp32, also those of a run whose "
-        "checkpoints are in bf16 (checkpoint.dtype), which keeps exact ones beside the moments.\n\n"
+        "checkpoints are in bf16 (checkpoint.dtype), which keeps exact ones with the moments.\n\n"
         "With --ema they are the moving average that a run with optimizer.ema keeps in each checkpoint. "
         "With --average the weights are the mean of those of the last K checkpoints of the run. DIR appears "
         "when it is whole.\n\n"

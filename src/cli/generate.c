@@ -43,8 +43,8 @@ static const Flag flags[] = {
     {"--seed", 's', "N", "the same seed gives the same text; default 0"},
     {"--chat", 0, NULL, "the prompt is a message, put to the model by its chat template"},
     {"--system", 0, "TEXT", "with --chat: a message of the role system before it"},
-    {"--template", 0, "FILE", "with --chat: a chat template, when it is not beside the tokenizer"},
-    {"--date", 0, "YYYY-MM-DD", "with --chat: the day that a template is told when it asks for the date"},
+    {"--template", 0, "FILE", "with --chat: a chat template, when it is not next to the tokenizer"},
+    {"--date", 0, "YYYY-MM-DD", "with --chat: the day that a template gets when it asks for the date"},
     {"--ignore-end", 0, NULL, "go on past the end-of-text token"},
     {"--quiet", 'q', NULL, "the generated text only, without the prompt and the closing figures"},
     MODEL_FLAGS,
@@ -436,7 +436,7 @@ const Verb verb_generate = {
     .synopsis = "RUN|CHECKPOINT",
     .details = "Takes a run directory (its newest checkpoint), a checkpoint, or any Hugging Face directory "
                "of a family that \"weft models\" lists.\n\n"
-               "With --chat the prompt is a message of the user, put by the chat template beside the "
+               "With --chat the prompt is a message of the user, put by the chat template next to the "
                "tokenizer, and the text ends with the answer.\n\n"
                "Examples:\n"
                "  weft generate runs/demo --prompt 'In the beginning' --tokens 200 --temperature 0.8\n"

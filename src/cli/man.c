@@ -158,17 +158,18 @@ void man_write(Text *out) {
     add_roff_flags(out, common_flags);
     add_roff_configuration(out);
     add_roff_statuses(out);
-    text_puts(out,
-              ".SH ENVIRONMENT\n"
-              ".TP\n.B NO_COLOR\nno colour on a terminal\n"
-              ".TP\n.B OMP_NUM_THREADS\nnumber of threads, where the configuration does not say\n"
-              ".TP\n.B OMP_WAIT_POLICY\nhow threads wait for each other; without it (and without "
-              "GOMP_SPINCOUNT or KMP_BLOCKTIME) they spin, and sleep while other programs use the cores\n"
-              ".TP\n.B WEFT_CPU\nkernels to use in place of the best for the processor\n"
-              ".TP\n.B WEFT_CUDA\nthe plugin for GPUs, in place of weft\\-cuda.so beside the program\n"
-              ".TP\n.B WEFT_CUDA_CHECK\n1: waits after each launch on a GPU, and names the op that failed\n"
-              ".TP\n.B WEFT_NCCL\nthe library for wires between GPUs, in place of libnccl.so.2; none: they "
-              "are not used\n");
+    text_puts(
+        out,
+        ".SH ENVIRONMENT\n"
+        ".TP\n.B NO_COLOR\nno colour on a terminal\n"
+        ".TP\n.B OMP_NUM_THREADS\nnumber of threads, where the configuration does not say\n"
+        ".TP\n.B OMP_WAIT_POLICY\nhow threads wait for each other; without it (and without "
+        "GOMP_SPINCOUNT or KMP_BLOCKTIME) they spin, and sleep while other programs use the cores\n"
+        ".TP\n.B WEFT_CPU\nkernels to use in place of the best for the processor\n"
+        ".TP\n.B WEFT_CUDA\nthe plugin for GPUs, in place of weft\\-cuda.so next to the program\n"
+        ".TP\n.B WEFT_CUDA_CHECK\n1: waits after each launch on a GPU, and names the op that failed\n"
+        ".TP\n.B WEFT_NCCL\nthe library for communicators between GPUs, in place of libnccl.so.2; none: they "
+        "are not used\n");
 }
 
 /* ---- bash ---- */

@@ -72,7 +72,7 @@ ErrorCode stored_type(const Arguments *args, SafeType *out, Error *err);
 /* clang-format on */
 #define MODEL_FLAGS                                                                                     \
     {"--tokenizer", 0, "SPEC",                                                                          \
-     "tokenizer, when it is not beside the model: bytes, tokenizer.json or a rank file"},               \
+     "tokenizer, when it is not next to the model: bytes, tokenizer.json or a rank file"},              \
         BASE_FLAG,                                                                                      \
         {"--compute", 0, "TYPE", "fp32 or bf16; the default is what the processor multiplies fastest"}, \
         {"--device", 0, "KIND", "auto, cpu or cuda, as run.device; the default is the CPU"}, {          \

@@ -40,14 +40,15 @@ static const Flag flags[] = {
     {"--tflops", 't', "X", "speed of a rank in TFLOP/s: times are then seconds, not TFLOP"},
     {"--link", 'l', "RATE[,DELAY]",
      "with --tflops: speed of a message between stages, and of what crosses over tp, cp and ep, in GB/s or "
-     "as 1Gbit/s, and how long one takes beside its bytes, such as 5ms; counted as far as no work hides it; "
+     "as 1Gbit/s, and how long one takes in addition to its bytes, such as 5ms; counted as far as no work "
+     "hides it; "
      "default: no time"},
     {"--hardware", 'H', "WHAT",
      "h100, h200, b200, or a YAML file of figures (docs/use/forecasts.md): time of a step, tokens/s and MFU "
      "that "
      "they make, and the memory that the plan is held against"},
     {"--compare", 'c', NULL,
-     "all schedules and several numbers of microbatches beside each other, by time and memory; with a limit "
+     "all schedules and several numbers of microbatches next to each other, by time and memory; with a limit "
      "of memory and --hardware or --link degrees of tp and cp too"},
     {"--svg", 0, "FILE",
      "the pipeline's drawing as SVG; FILE may be - for standard output, then nothing else is printed"},

@@ -206,7 +206,7 @@ static ErrorCode submit(const char *path, Error *err) {
         return error_set(err, ERR_UNAVAILABLE, "cannot start sbatch: %s; the script is %s", strerror(failed),
                          path);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return OK;
-    return error_set(err, ERR_UNAVAILABLE, "sbatch did not take %s: what it said stands above", path);
+    return error_set(err, ERR_UNAVAILABLE, "sbatch did not take %s: its message stands above", path);
 }
 
 /* Slurm opens the log before the script runs, so the run directory must exist. */

@@ -94,7 +94,7 @@ static const Flag train_flags[] = {
 
 const Verb verb_tokenizer_train = {
     .name = "tokenizer train",
-    .summary = "learn a byte-level BPE tokenizer from text",
+    .summary = "train a byte-level BPE tokenizer from text",
     .synopsis = "FILE... --vocab N --out tokenizer.json",
     .details =
         "Counts the words of text and JSON-lines files (.jsonl), plain or compressed (gzip, zstd), and of "

@@ -243,7 +243,7 @@ static enum MHD_Result on_request(void *server, struct MHD_Connection *c, const 
     bool trusted = may_see(s, c);
     client_answer(client_of(c), trusted, clock_seconds());
     if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
-        return reply_words(c, MHD_HTTP_METHOD_NOT_ALLOWED, "weft watch only tells: GET and HEAD.\n");
+        return reply_words(c, MHD_HTTP_METHOD_NOT_ALLOWED, "weft watch only reports: GET and HEAD.\n");
     return route(s, c, path, trusted);
 }
 
@@ -408,9 +408,9 @@ const Verb verb_watch = {
         "metrics.all_ranks), validation, journal and configuration. It reads the files of the runs and "
         "nothing else, on any machine that sees them; it may be started before a run, whose directory "
         "need not exist yet, and outlives it. The page is complete in itself, and works on a phone.\n\n"
-        "It only tells. It listens to this machine alone, unless --bind says otherwise; then the address "
+        "It only reports. It listens to this machine alone, unless --bind says otherwise; then the address "
         "that it prints has a token, a new one each time unless WEFT_WATCH_TOKEN gives it, without which "
-        "nothing is told. HTTP is not encrypted: over a network that others use, go through ssh instead, "
+        "nothing is served. HTTP is not encrypted: over a network that others use, go through ssh instead, "
         "as in the last example.\n\n"
         "Examples:\n"
         "  weft watch runs/demo\n"

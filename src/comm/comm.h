@@ -233,11 +233,11 @@ typedef struct CommTraffic {
 CommTraffic comm_traffic(Comm *c, AxisSet set); /* collectives started on this set */
 CommTraffic comm_point_traffic(Comm *c);        /* comm_send */
 void comm_reset_traffic(Comm *c);
-/* Elements that rank `place` of a group sends; the counters must show this. In an all-gather each rank sends
+/* Elements that rank `rank` of a group sends; the counters must show this. In an all-gather each rank sends
  * its range to all others, in a reduce-scatter each range to its owner. */
 int64_t comm_gather_traffic(const CommRange *ranges, int ranks, int rank);
 int64_t comm_scatter_traffic(const CommRange *ranges, int ranks, int rank);
-/* Bytes that rank `place` of the outer group sends in comm_sum_outer; with inner 1, in an all-reduce. */
+/* Bytes that rank `rank` of the outer group sends in comm_sum_outer; with inner 1, in an all-reduce. */
 int64_t comm_sum_outer_traffic(int inner, int outer, int rank, CommType type, int64_t count);
 
 #endif

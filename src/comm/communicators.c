@@ -74,7 +74,7 @@ static ErrorCode agree_on_communicators(Comm *c, Verdict *v, Error *err) {
 }
 
 _Static_assert(COMMUNICATOR_SETS + P2P_CHANNELS <= DEVICE_COMMUNICATORS,
-               "a rank of some mesh would have more wires than there are");
+               "a rank of some mesh would have more communicators than a device has");
 
 /* Each set once, even if it has several names: without cp, for example, MESH_SHARDS is dp_shard. */
 int communicators_sets(const Mesh *mesh, AxisSet out[COMMUNICATOR_SETS]) {

@@ -198,7 +198,8 @@ int mesh_group_rank(const Mesh *mesh, AxisSet set, int rank) {
     return group_rank;
 }
 
-/* The rank with index `place` in the group of `rank`: replaces its coordinates on the axes of the set. */
+/* The rank with index `group_rank` in the group of `rank`: replaces its coordinates on the axes of the
+ * set. */
 int mesh_member(const Mesh *mesh, AxisSet set, int rank, int group_rank) {
     int at[AXES];
     CHECK(group_rank >= 0 && group_rank < mesh_size(mesh, set));

@@ -77,7 +77,8 @@ int mesh_degree(const Mesh *mesh, Axis axis);
 int mesh_rank(const Mesh *mesh, const int at[AXES]);
 void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]);
 
-/* The size of a group; a rank's index in its group of that set; the rank with index `place` in that group. */
+/* The size of a group; a rank's index in its group of that set; the rank with index `group_rank` in that
+ * group. */
 int mesh_size(const Mesh *mesh, AxisSet set);
 int mesh_group_rank(const Mesh *mesh, AxisSet set, int rank);
 int mesh_member(const Mesh *mesh, AxisSet set, int rank, int group_rank);

@@ -2,8 +2,8 @@
  * of them. They are posted as everything else is, so operations under way advance, and the watchdog and
  * failures of other ranks are noticed.
  *
- * The k-th small operation of a rank is the k-th of all ranks: `turn` makes the key of its messages. A header
- * with another key is an error (transfer.c), so ranks that are not at the same operation find out. */
+ * The k-th small operation of a rank is the k-th of all ranks: `sequence` makes the key of its messages. A
+ * header with another key is an error (transfer.c), so ranks that are not at the same operation find out. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ static ErrorCode enter(Comm *c, Error *err) {
     return code;
 }
 
-/* Starts a message of small operation number `turn`. */
+/* Starts a message of small operation number `sequence`. */
 static ErrorCode start(Comm *c, OpKind kind, int peer, uint64_t sequence, void *data, size_t bytes,
                        const char *name, CommRequest *request, Error *err) {
     *request = 0;
@@ -151,7 +151,7 @@ ErrorCode comm_broadcast(Comm *c, void *data, size_t bytes, int root, Error *err
 /* Rank 0's side. First all lengths, for one allocation, then all pieces, in the order of ranks. */
 static ErrorCode collect(Comm *c, uint64_t sequence, const void *mine, size_t bytes, char **all,
                          size_t *lengths, Error *err) {
-    static const char name[] = "gathering pieces";
+    static const char name[] = "gathering data";
     size_t total = bytes, at = bytes;
     lengths[0] = bytes;
     for (int p = 1; p < c->size; total += lengths[p++])
@@ -180,8 +180,8 @@ ErrorCode comm_gather(Comm *c, const void *mine, size_t bytes, char **all, size_
     uint64_t sequence = c->small_started;
     c->small_started += 2;
     if (c->rank == 0) return collect(c, sequence, mine, bytes, all, lengths, err);
-    TRY(pass(c, OP_SEND, 0, sequence, &bytes, sizeof bytes, "gathering pieces", err));
-    return pass(c, OP_SEND, 0, sequence + 1, (void *)(uintptr_t)mine, bytes, "gathering pieces", err);
+    TRY(pass(c, OP_SEND, 0, sequence, &bytes, sizeof bytes, "gathering data", err));
+    return pass(c, OP_SEND, 0, sequence + 1, (void *)(uintptr_t)mine, bytes, "gathering data", err);
 }
 
 /* ---- agreement ---- */

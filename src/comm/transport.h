@@ -41,7 +41,7 @@ typedef struct TransportEnd {
 typedef struct TransportKind {
     const char *name;
     /* Collective: all ranks call it equally often and in the same order. Ranks of one colour share a channel,
-     * each with the rank `place`, 0 .. size-1. */
+     * each with the rank `key`, 0 .. size-1. */
     int (*join)(CommTransport *transport, int colour, int key, int size, int *channel);
     int (*send)(CommTransport *transport, const TransportPost *post, const void *data);
     int (*receive)(CommTransport *transport, const TransportPost *post, void *data);

@@ -89,7 +89,7 @@ static ErrorCode check_router_bias(const Config *c, const OptionSet *set, Error 
                             "the family %s has no experts: leave the key out", f->model_type);
     if (c->lora.rank == 0) return OK;
     return options_fail(set, "train.router_bias_speed", err,
-                        "beside adapters (lora.rank) all of the base stays as it is: leave the key out");
+                        "with adapters (lora.rank) all of the base stays as it is: leave the key out");
 }
 
 /* DeepSeek's own speed for its family; the other values balance the experts within some tens of steps. */
@@ -183,7 +183,8 @@ static ErrorCode check_mtp_module(const Config *c, const OptionSet *set, Error *
         return options_fail(set, "train.multi_token_kind", err,
                             "a module is one: set train.multi_token to 1");
     if (!why) return OK;
-    return options_fail(set, "train.multi_token_kind", err, "a module is not in this version beside %s", why);
+    return options_fail(set, "train.multi_token_kind", err,
+                        "a module is not in this version together with %s", why);
 }
 
 /* Features that MTP heads do not support: a tied head's gradient is computed in a different way, and weights
@@ -196,7 +197,7 @@ static ErrorCode check_mtp(const Config *c, const OptionSet *set, Error *err) {
                                                              : NULL;
     if (c->train.mtp_depth == 0 || !other) return check_mtp_module(c, set, err);
     return options_fail(set, "train.multi_token", err,
-                        "MTP heads beside %s are not in this version: leave "
+                        "MTP heads together with %s are not in this version: leave "
                         "one of them out",
                         other);
 }

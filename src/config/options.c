@@ -72,8 +72,9 @@ static const Option train_options[] = {
     /* Chowdhery and others, "PaLM", 2022, with 1e-4. A softmax is invariant to a constant added to all logits
      * of a row; in bf16 that constant matters, and this loss keeps it near 0. */
     REAL("train.z_loss", train.z_loss, "0", 0, 1, CURVE,
-         "Coefficient of the squared log of the softmax's denominator, a loss beside the cross-entropy that "
-         "is trained on and told apart; 0 for none, 1e-4 is usual."),
+         "Coefficient of the squared log of the softmax's denominator, a loss in addition to the "
+         "cross-entropy that "
+         "is trained on and reported separately; 0 for none, 1e-4 is usual."),
     /* Wang and others, "Auxiliary-loss-free load balancing strategy for mixture-of-experts", 2024. Not a
      * loss, so no gradient; DeepSeek-V3 used 0.001 for most of its training. */
     REAL("train.router_bias_speed", train.router_bias_speed, "0", 0, 1, CURVE,
@@ -241,11 +242,11 @@ static const Option record_options[] = {
     TEXTS("metrics.log_ranks", metrics.log_ranks, "[0]", NOTHING,
           "Ranks whose lines are printed; the lines begin with [rank N], unless only rank 0 is named."),
     BOOL("metrics.all_ranks", metrics.all_ranks, "false", NOTHING,
-         "Keep a metrics file for each rank: metrics-00001.jsonl and so on, beside that of rank 0."),
+         "Keep a metrics file for each rank: metrics-00001.jsonl and so on, next to that of rank 0."),
     /* For a few steps: the file has an entry for each action of each rank and step. */
     TEXT("metrics.trace", metrics.trace, "", NOTHING,
          "Steps whose actions are timed on every rank, as in 3-5: trace.json, for Perfetto, and a picture in "
-         "the report, planned beside measured."),
+         "the report, planned next to measured."),
     /* It only examines values that the passes compute anyway; it runs no additional step. */
     INT("metrics.probe", metrics.probe, "0", 0, 1e12, NOTHING,
         "Steps between probes: size of what each unit puts out, of its gradient, of its weights and of "

@@ -67,7 +67,7 @@ static ErrorCode read_from_config(const ChatOptions *o, Text *out, char **where,
         return error_set(
             err, ERR_NOINPUT,
             "%s: no chat template: neither chat_template.jinja nor chat_template in "
-            "tokenizer_config.json is beside this tokenizer; name a file with data.chat_template "
+            "tokenizer_config.json is next to this tokenizer; name a file with data.chat_template "
             "(generate: --template)",
             o->tokenizer);
     *where = tokenizer_sibling(o->tokenizer, "tokenizer_config.json: chat_template");
@@ -445,11 +445,12 @@ static ErrorCode render_answer(Growing *g, int i, size_t *begin) {
                   (prompt.length == 0 || memcmp(g->text->data + kept, prompt.data, prompt.length) == 0);
     text_free(&prompt);
     if (code != OK || begins) return code;
-    return error_set(g->err, ERR_DATA,
-                     "%s: message %d: what the template makes of the answer does not begin with the prompt "
-                     "that it makes for it, so where the answer begins cannot be told; mark it with {%% "
-                     "generation %%} in a template of your own (data.chat_template)",
-                     g->v->where, i + 1);
+    return error_set(
+        g->err, ERR_DATA,
+        "%s: message %d: what the template makes of the answer does not begin with the prompt "
+        "that it makes for it, so where the answer begins cannot be determined; mark it with {%% "
+        "generation %%} in a template of your own (data.chat_template)",
+        g->v->where, i + 1);
 }
 
 /* Where complete documents go. */
@@ -513,7 +514,7 @@ static ErrorCode put_marked(Sink *s, const Conversation *v, Turns *t) {
     if (marked != all)
         return error_set(s->err, ERR_DATA,
                          "%s: the template marks %d runs with {%% generation %%}, and there are %d answers: "
-                         "which are to be learned cannot be told",
+                         "which are to be trained on cannot be determined",
                          v->where, marked, all);
     for (int i = 0; i < wanted; i++) t->answers.items[i] = t->answers.items[all - wanted + i];
     t->answers.count = (size_t)wanted;
@@ -558,11 +559,11 @@ static ErrorCode put_conversation(Sink *s, const Conversation *v, Turns *t) {
         TRY(render(s->chat, v, v->count, false, &t->text, NULL, s->err));
         template_spans_add(&t->answers, (TemplateSpan){0, t->text.length});
     } else if (count == 0) {
-        return error_set(
-            s->err, ERR_DATA,
-            "%s: no message has the role \"assistant\", found %s: there is nothing to learn; rename the role "
-            "whose messages are answers (data.chat_learn=all learns every message)",
-            v->where, roles_found(v, roles, sizeof roles));
+        return error_set(s->err, ERR_DATA,
+                         "%s: no message has the role \"assistant\", found %s: there is nothing to train on; "
+                         "rename the role "
+                         "whose messages are answers (data.chat_learn=all trains on every message)",
+                         v->where, roles_found(v, roles, sizeof roles));
     } else if (template_marks_assistant(s->chat->template)) {
         TRY(put_marked(s, v, t));
     } else {

@@ -461,7 +461,7 @@ static void warn_of_packing(const Dataset *d, const Source *s, const Packing *p,
     text_count((int64_t)p->cut_tokens, lost);
     text_count((int64_t)p->dropped, dropped);
     log_warn("%s, for %s: %s of %" PRIu64 " conversations were longer than a context of %" PRId64
-             " and lost their ends, %s tokens; %s were left out, since nothing to learn remained",
+             " and lost their ends, %s tokens; %s were left out, since nothing to train on remained",
              s->name, purpose, cut, p->documents + p->dropped, d->context, lost, dropped);
 }
 

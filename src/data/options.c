@@ -103,15 +103,16 @@ const Option data_options[] = {
          "Lines of a source that may be skipped: a count, or, below 1, a share."),
     /* Conversations. What is trained on decides the targets. The template is compared by its text, which is
      * part of the data's fingerprint. */
-    CHOICE(
-        "data.chat_learn", chat_loss_on, "assistant", CHOICE_WORDS(CHAT_LOSS_ON_KINDS), CURVE,
-        "What of a conversation is learned: the answers of the assistant, the last of them, or everything."),
+    CHOICE("data.chat_learn", chat_loss_on, "assistant", CHOICE_WORDS(CHAT_LOSS_ON_KINDS), CURVE,
+           "Which tokens of a conversation are trained on: the answers of the assistant, the last of them, "
+           "or everything."),
     TEXT("data.chat_template", chat_template, "", CONTENT,
-         "A chat template (Jinja) for sources of format chat; empty: the one beside data.tokenizer."),
+         "A chat template (Jinja) for sources of format chat; empty: the one next to data.tokenizer."),
     /* A fixed date: with today's, the same lines would be other data tomorrow. */
-    TEXT("data.chat_date", chat_date, "", CURVE,
-         "The day, YYYY-MM-DD, that chat templates are told when they ask for the date; empty: they are told "
-         "that nobody knows it."),
+    TEXT(
+        "data.chat_date", chat_date, "", CURVE,
+        "The day, YYYY-MM-DD, that chat templates get when they ask for the date; empty: they get the answer "
+        "that nobody knows it."),
     /* Separate from run.seed, so that the order of samples and the initial weights can be changed
      * independently. */
     INT("data.seed", seed, "42", 0, MOST_EXACT, CURVE, "Seed of the order of samples."),

@@ -1,15 +1,15 @@
-/* Best fit, longest first. The free space of a row (its room) is an integer up to the context. A bitmap tree
- * over rooms finds the row with the least sufficient room, and counting sort orders the documents. This takes
- * N log C for N documents and a context of C, whatever their lengths.
+/* Best fit, longest first. The free space of a row (its space) is an integer up to the context. A bitmap tree
+ * over spaces finds the row with the least sufficient space, and counting sort orders the documents. This
+ * takes N log C for N documents and a context of C, whatever their lengths.
  *
- *     documents by falling length --> the row with the least room >= length, else a new one
+ *     documents by falling length --> the row with the least space >= length, else a new one
  *
- *     room       0   1   2   3   4   5   6   7
- *     rows       -   -   7   -   -   2,5 -   1     a document of 3 goes into row 5, whose room is then 2
+ *     space      0   1   2   3   4   5   6   7
+ *     rows       -   -   7   -   -   2,5 -   1     a document of 3 goes into row 5, whose space is then 2
  *
- *  P1. open[r] is the row that was last added to those with room r, next[row] the one added before it, NONE
+ *  P1. open[r] is the row that was last added to those with space r, next[row] the one added before it, NONE
  *      ends the list. A row is in one such list, or full.
- *  P2. Bit r of level 0: a row with room r exists. Bit i of level l + 1: word i of level l is not zero.
+ *  P2. Bit r of level 0: a row with space r exists. Bit i of level l + 1: word i of level l is not zero.
  *
  * Elsewhere called: sequence packing, best fit. */
 #include "data/packing.h"
@@ -62,7 +62,7 @@ static uint64_t bins_take(Bins *r, uint64_t space) {
     return row;
 }
 
-/* The least existing room that is at least `room`; NONE if there is none. Goes up until a word has a bit at
+/* The least existing space that is at least `space`; NONE if there is none. Goes up until a word has a bit at
  * or after the position, then down along the lowest bits. */
 static uint64_t bins_find(const Bins *r, uint64_t space, uint64_t spaces) {
     for (int l = 0; l < LEVELS && space < spaces; l++) {

@@ -2,11 +2,11 @@
  * Collective): COLLECTIVE starts one, WAIT ends it. Outside of the layers, only this file distinguishes kinds
  * of collectives.
  *
- *     ALL_GATHER      local shard --copy, or packed--> its place in the full tensor ==all-gather==> all
+ *     ALL_GATHER      local shard --copy, or packed--> its range of the full tensor ==all-gather==> all
  *     REDUCE_SCATTER  partial sums ==reduce-scatter==> local shard, fp32        WAIT --round, bias--> result
  *                     and those of adapters, if any, in a message of their own        adapters --> result
  *     ALL_REDUCE      partial sums ==all-reduce==> their sum, in place
- *     ALL_TO_ALL      packed, a piece for each rank ==all-to-all==> one from each    WAIT --unpacked--> ...
+ *     ALL_TO_ALL      packed, a range for each rank ==all-to-all==> one from each    WAIT --unpacked--> ...
  *
  * All ranks' shards have the same size. They lie in the order of the ranks, except for tokens of all ranks of
  * cp (zigzag): those lie where each rank's CP chunks do, with one message per chunk.

@@ -100,7 +100,7 @@ static int cut_dispatch_chunks(Engine *e, int exact_chunk) {
     return most + 1;
 }
 
-/* Exchanges the tables of runs (`tell`: in the forward pass), or reads those that the forward pass saved.
+/* Exchanges the tables of runs (`forward`: in the forward pass), or reads those that the forward pass saved.
  * Messages have lengths that the host must know, so it waits for the device. */
 static void exchange_runs(Execution *x, const DispatchTensors *t, bool forward) {
     Engine *e = x->engine;

@@ -1,8 +1,8 @@
-/* Plans one rank for each pipeline place, simulates the step, and prints tables.
+/* Plans one rank for each pipeline rank, simulates the step, and prints tables.
  *
- * Ranks of a place that differ only on data-parallel axes hold, do and send the same (where shards are
- * unequal, the fullest stands for all). So a mesh of thousands needs as many plans as it has pipeline places.
- * Neighbouring places with equal figures share a row.
+ * Ranks of a pipeline rank that differ only on data-parallel axes hold, do and send the same (where shards
+ * are unequal, the fullest stands for all). So a mesh of thousands needs as many plans as it has pipeline
+ * ranks. Neighbouring pipeline ranks with equal figures share a row.
  *
  * FLOPs always come from layout_unit_costs, so the shares and times of all tables are comparable. Without
  * --tflops, times are in TFLOP of the computing rank: a schedule can be judged before any machine has been
@@ -25,7 +25,8 @@ static double token_ranks(const Forecast *f) {
     return mesh_size(&f->layout.mesh, MESH_TENSOR | MESH_CONTEXT);
 }
 
-/* FLOPs of a step: those of the stages of a place for all of its microbatches, including recomputation. */
+/* FLOPs of a step: those of the stages of a pipeline rank for all of its microbatches, including
+ * recomputation. */
 static double flops_of(const Forecast *f, int pipe_rank) {
     const Config *c = f->config;
     const Partition *p = &f->ranks[pipe_rank].plan.partition;
@@ -139,7 +140,7 @@ static ErrorCode time_passes(Forecast *f, Error *err) {
     return code;
 }
 
-/* Sums the parts of the passes of a place. */
+/* Sums the parts of the passes of a pipeline rank. */
 static ForecastTime passes_of(const Forecast *f, int pipe_rank) {
     const Partition *p = &f->ranks[pipe_rank].plan.partition;
     ForecastTime t = {.step = 0};
@@ -175,7 +176,7 @@ static void time_step(Forecast *f) {
     f->time.step = f->timing.makespan + exposed + update;
 }
 
-/* Layout, then a plan for each pipeline place, then the simulated step. The user sees the first error. */
+/* Layout, then a plan for each pipeline rank, then the simulated step. The user sees the first error. */
 static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     TRY(layout_build(&f->layout, f->config, world, err));
     f->pipe_ranks = mesh_size(&f->layout.mesh, MESH_PIPELINE);
@@ -232,19 +233,20 @@ double forecast_step(const Forecast *f) {
     return f->speed.hardware ? f->time.step : forecast_time(f, f->timing.makespan);
 }
 
-/* ---- tables: a row for neighbouring places with the same figures ---- */
+/* ---- tables: a row for neighbouring pipeline ranks with the same figures ---- */
 
 enum { COLUMNS = 9, MEMORY_COLUMNS = 7 }; /* and one for the host, if its memory is separate */
 
-/* Must write all COLUMNS figures of a place, since rows are compared by their bytes. */
+/* Must write all COLUMNS figures of a pipeline rank, since rows are compared by their bytes. */
 typedef void Fill(const Forecast *f, int pipe_rank, double *value);
 
 typedef struct Row {
-    int first, last; /* places */
+    int first, last; /* pipeline ranks */
     double value[COLUMNS];
 } Row;
 
-/* Number of blocks that a place runs: units between the embedding (0) and the norm with the head (last). */
+/* Number of blocks that a pipeline rank runs: units between the embedding (0) and the norm with the head
+ * (last). */
 static int count_blocks(const Forecast *f, int pipe_rank) {
     const Partition *p = &f->ranks[pipe_rank].plan.partition;
     int n = 0;
@@ -252,7 +254,7 @@ static int count_blocks(const Forecast *f, int pipe_rank) {
     return n;
 }
 
-/* Number of stages of a place. Looped and V schedules have several, which need not be adjacent. */
+/* Number of stages of a pipeline rank. Looped and V schedules have several, which need not be adjacent. */
 static int count_stages(const Forecast *f, int pipe_rank) {
     const Stages *s = &f->layout.stages;
     int n = 0;
@@ -267,8 +269,8 @@ static int first_stage(const Forecast *f, int pipe_rank) {
     return i;
 }
 
-/* Adjacent places of one stage each form a run of units. Where units are named, places of several stages have
- * rows of their own. */
+/* Adjacent pipeline ranks of one stage each form a run of units. Where units are named, pipeline ranks of
+ * several stages have rows of their own. */
 static bool same_row(const Forecast *f, const Row *a, const Row *b, bool names_units) {
     if (memcmp(a->value, b->value, sizeof a->value) != 0) return false;
     if (!names_units) return true;
@@ -276,7 +278,7 @@ static bool same_row(const Forecast *f, const Row *a, const Row *b, bool names_u
     return count_blocks(f, a->last) == count_blocks(f, b->first);
 }
 
-/* Compares exact figures, not printed ones: places that differ by a byte have different rows. */
+/* Compares exact figures, not printed ones: pipeline ranks that differ by a byte have different rows. */
 static int make_rows(const Forecast *f, Fill *fill, bool names_units, Row *rows) {
     int n = 0;
     for (int pipe_rank = 0; pipe_rank < f->pipe_ranks; pipe_rank++) {
@@ -290,8 +292,8 @@ static int make_rows(const Forecast *f, Fill *fill, bool names_units, Row *rows)
     return n;
 }
 
-/* The ranks of a place are consecutive, since pp is the outermost axis, and so are those of neighbouring
- * places. */
+/* The ranks of a pipeline rank are consecutive, since pp is the outermost axis, and so are those of
+ * neighbouring pipeline ranks. */
 static void put_ranks(const Forecast *f, const Row *row, Text *out) {
     char name[32];
     int first = f->ranks[row->first].first, last = f->ranks[row->last].first + f->ranks[row->last].count - 1;
@@ -344,7 +346,7 @@ static void fill_memory(const Forecast *f, int pipe_rank, double *value) {
     value[5] = value[6] - value[0] - value[1] - value[2] - value[3] - value[4];
 }
 
-/* Excess of the fullest shard of a pipeline place over the average one. */
+/* Excess of the fullest shard of a pipeline rank over the average one. */
 static double excess(const Partition *p) {
     double sum = 0, most = 0;
     for (int i = 0; i < p->shards; i++) {
@@ -455,7 +457,7 @@ static void put_why(const Forecast *f, Text *out) {
                     f->config->train.expert_capacity);
 }
 
-/* FLOPs and bytes of one step. All ranks of a place do the same, so they share a row. */
+/* FLOPs and bytes of one step. All ranks of a pipeline rank do the same, so they share a row. */
 void forecast_print_work(const Forecast *f, Text *out) {
     char tokens[32];
     Row *rows = mem_alloc_array((size_t)f->pipe_ranks, sizeof *rows);
@@ -643,8 +645,8 @@ static void put_title(const Forecast *f, char *out, size_t size) {
              s->microbatches, s->stages, messages);
 }
 
-/* First come the simulated cells, then the collectives of each place's program, then the conversion to
- * seconds if a speed is known. Cannot fail, since forecast_build has built everything. The title is inside
+/* First come the simulated cells, then the collectives of each pipeline rank's program, then the conversion
+ * to seconds if a speed is known. Cannot fail, since forecast_build has built everything. The title is inside
  * *t, so *t must not be moved. Free with forecast_timeline_free. */
 void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
     const Layout *l = &f->layout;
@@ -670,7 +672,7 @@ void forecast_timeline_free(ForecastTimeline *t) {
     t->bytes = NULL;
 }
 
-/* 1 when all places do the same work. A pipeline is as slow as its busiest place. */
+/* 1 when all pipeline ranks do the same work. A pipeline is as slow as its busiest pipeline rank. */
 double forecast_balance(const Forecast *f) {
     double most = 0, all = 0;
     for (int i = 0; i < f->pipe_ranks; i++) {

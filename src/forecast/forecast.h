@@ -2,7 +2,7 @@
  * also how long it takes (forecast/steptime.h).
  *
  * The ranks with one pipeline index hold shards of the same units and run programs of the same form, so one
- * of them, the fullest, stands for all: there is one RankForecast for each pipeline rank. `place` is a
+ * of them, the fullest, stands for all: there is one RankForecast for each pipeline rank. `pipe_rank` is a
  * pipeline index. */
 #ifndef WEFT_FORECAST_FORECAST_H
 #define WEFT_FORECAST_FORECAST_H
@@ -12,7 +12,7 @@
 #include "forecast/steptime.h"
 
 typedef struct RankForecast {
-    RankPlan plan;    /* of the fullest rank of this place */
+    RankPlan plan;    /* of the fullest rank of this pipeline rank */
     int first, count; /* world ranks with this pipeline index: first, first + 1, ... */
     ProgramTraffic traffic;
     double flops; /* of a step, including recomputation */
@@ -33,7 +33,7 @@ const char *forecast_link(const ForecastSpeed *speed, char out[48]);
 /* Seconds of a step on one rank, if hardware is given. */
 typedef struct ForecastTime {
     double products, attention, memory, tensor, context, experts; /* passes, on the busiest rank */
-    int busiest;            /* place of the rank with the most of these */
+    int busiest;            /* pipeline rank of the rank with the most of these */
     double waiting;         /* for other pipeline ranks */
     double exposed, update; /* gathers and reductions that passes do not hide; of the slowest rank */
     double step;
@@ -45,8 +45,8 @@ typedef struct Forecast {
     ForecastSpeed speed;
     Layout layout;
     int pipe_ranks;
-    RankForecast *ranks; /* [places] by pipeline rank */
-    int fullest;         /* place with the most memory */
+    RankForecast *ranks; /* [pipe_ranks] by pipeline rank */
+    int fullest;         /* pipeline rank with the most memory */
     CommVolumeSpec volume;
     Cost *units;         /* [layers + 2] passes over a microbatch on a rank, in the unit of `timing` */
     UnitTime *unit_time; /* [layers + 2] if hardware is given */
@@ -69,14 +69,14 @@ double forecast_time(const Forecast *f,
 double forecast_step(const Forecast *f);      /* the full step, as far as it is known */
 const char *forecast_unit(const Forecast *f); /* "s" or "TFLOP" */
 
-/* Tables: what the ranks hold, by category; what they do and send in a step; the memory of one place in full;
- * and what exact numerics cost that place. `limit`: bytes of a rank, 0 for none. */
+/* Tables: what the ranks hold, by category; what they do and send in a step; the memory of one pipeline rank
+ * in full; and what exact numerics cost that pipeline rank. `limit`: bytes of a rank, 0 for none. */
 void forecast_print_memory(const Forecast *f, double limit, Text *out);
 void forecast_print_work(const Forecast *f, Text *out);
 void forecast_print_pipe_rank(const Forecast *f, int pipe_rank, Text *out);
 ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int pipe_rank, Text *out, Error *err);
-/* What other values of train.gradient_sync would cost that place. `why`: the reason for the present one, or
- * NULL. */
+/* What other values of train.gradient_sync would cost that pipeline rank. `why`: the reason for the present
+ * one, or NULL. */
 ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int pipe_rank, const char *why, Text *out,
                               Error *err);
 /* Step time, tokens/s and MFU on the hardware, and their parts. Prints nothing without hardware. */

@@ -205,8 +205,8 @@ static ErrorCode check_groups(const ModelConfig *c, const char *where, Error *er
     if (groups <= 1) return OK;
     if (c->num_experts % groups != 0 || c->num_experts / groups < least)
         return error_set(err, ERR_CONFIG,
-                         "%s: n_group %" PRId64 " does not deal num_experts %" PRId64
-                         " out into equal groups of at least %" PRId64,
+                         "%s: n_group %" PRId64 " does not divide num_experts %" PRId64
+                         " into equal groups of at least %" PRId64,
                          where, groups, c->num_experts, least);
     TRY(check_size(where, "topk_group", c->topk_group, groups, err));
     if (c->topk_group * (c->num_experts / groups) >= c->num_experts_per_tok) return OK;
@@ -403,7 +403,7 @@ static ErrorCode check_longrope(const ModelConfig *c, const char *where, Error *
         return error_set(
             err, ERR_CONFIG,
             "%s: short_factor and long_factor of longrope have %d numbers, expected one for each "
-            "pair that is turned, %" PRId64 " (at most %d)",
+            "pair that is rotated, %" PRId64 " (at most %d)",
             where, s->pairs, model_rotary_dim(c) / 2, ROPE_PAIRS);
     for (int i = 0; i < s->pairs; i++)
         if (!(s->short_factor[i] > 0 && s->long_factor[i] > 0 && isfinite(s->short_factor[i]) &&

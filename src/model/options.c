@@ -68,9 +68,9 @@ const Option model_options[] = {
     REAL("model.rope_attention_factor", shape.rope_scaling.attention_factor, "0", 0, 1e6, CURVE,
          "rope_type yarn, longrope: factor of sines and cosines; 0 means by the type's formula."),
     REAL("model.rope_beta_fast", shape.rope_scaling.beta_fast, "32", 0, 1e6, CURVE,
-         "rope_type yarn: dimensions that turn more often than this within the original context are kept."),
+         "rope_type yarn: dimensions that rotate more often than this within the original context are kept."),
     REAL("model.rope_beta_slow", shape.rope_scaling.beta_slow, "1", 0, 1e6, CURVE,
-         "rope_type yarn: dimensions that turn less often than this within the original context are "
+         "rope_type yarn: dimensions that rotate less often than this within the original context are "
          "stretched by the whole factor."),
     REAL("model.rope_mscale", shape.rope_scaling.mscale, "0", 0, 1e6, CURVE,
          "rope_type yarn: with rope_mscale_all_dim, coefficient of another formula for the factor of sines "
@@ -94,7 +94,7 @@ const Option model_options[] = {
          "Base of the rotary frequencies in layers with a sliding window, in families where it differs; 0 "
          "means rope_theta."),
     REAL("model.partial_rotary_factor", shape.partial_rotary_factor, "1", 0, 1, CURVE,
-         "Share of each head that rotary embedding turns."),
+         "Share of each head that rotary embedding rotates."),
     /* A pattern is two numbers, so that it does not depend on the depth of the model and fits a key. A period
      * is at most 52, so that a double, and so JSON, holds every mask exactly. */
     INT("model.no_rope_period", shape.no_rope.period, "0", 0, LAYER_SET_PERIOD, CURVE,

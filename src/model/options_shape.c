@@ -54,7 +54,7 @@ static ErrorCode read_rope_factors(ModelOptions *m, const OptionSet *set, Error 
         if (list->count > ROPE_PAIRS || (i > 0 && (int)list->count != s->pairs))
             return options_fail(
                 set, rope_factors[i].key, err,
-                "%zu numbers, expected one for each pair that is turned, in both lists, and at "
+                "%zu numbers, expected one for each pair that is rotated, in both lists, and at "
                 "most %d",
                 list->count, ROPE_PAIRS);
         s->pairs = (int)list->count;

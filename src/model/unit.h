@@ -39,7 +39,7 @@ typedef struct TpGroup {
 #define ALONE ((TpGroup){1, 0, 1, 1})
 
 /* How cp shards the tokens of a microbatch.
- *   place          This rank's index in the group.
+ *   rank           This rank's index in the group.
  *   exact_chunks   Number of exact chunks into which all ranks of the group together cut the tokens; a
  *                  multiple of ranks. With exact (fixed-point) sums, the gradient of each exact chunk is
  *                  rounded by itself, so the sum does not depend on which rank has which chunk. 0: sums are
@@ -143,7 +143,7 @@ static inline int64_t model_cp_chunk(const Model *m) { return m->tokens / model_
 static inline int64_t model_cp_chunk_first(const Model *m, int rank, int i) {
     return (i == 0 ? rank : 2 * m->cp.ranks - 1 - rank) * model_cp_chunk(m);
 }
-/* Index among the tokens of all ranks of the i-th token of the rank at `place`. */
+/* Index among the tokens of all ranks of the i-th token of cp rank `rank`. */
 static inline int64_t model_token(const Model *m, int rank, int64_t i) {
     int64_t each = model_cp_chunk(m);
     return model_cp_chunk_first(m, rank, (int)(i / each)) + i % each;

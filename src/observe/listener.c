@@ -35,8 +35,8 @@
 #include "base/file.h"
 #include "base/log.h"
 
-/* ROOM is Linux's default maximum for any process. GLANCE is short compared to the seconds of a wait, and
- * long compared to the cost of a check. */
+/* PIPE_BYTES is Linux's default maximum for any process. GLANCE is short compared to the seconds of a wait,
+ * and long compared to the cost of a check. */
 #define PIPE_BYTES (1 << 20) /* size of the pipe, if the system allows it: some thousand records */
 #define GRACE 1.0            /* seconds between SIGTERM and SIGKILL */
 #define GLANCE 20000000      /* nanoseconds between checks of a child that is to end */

@@ -172,7 +172,7 @@ typedef struct NamedCurve {
     double *x, *y;
 } NamedCurve;
 
-/* Appends to the curve of this name, which may be new, with space for `room` points. */
+/* Appends to the curve of this name, which may be new, with space for `capacity` points. */
 static void add_named(NamedCurve *curves, size_t capacity, const char *name, double x, double y) {
     size_t i = 0;
     while (i < KNOWN && curves[i].name && strcmp(curves[i].name, name) != 0) i++;
@@ -350,8 +350,8 @@ static void write_optional_charts(Text *out, const Page *p) {
         Column column;
         const char *title, *unit;
     } charts[] = {
-        {Z_LOSS, "z-loss", "beside the loss"},
-        {BALANCE, "Balance loss", "of experts, beside the loss"},
+        {Z_LOSS, "z-loss", "added to the loss"},
+        {BALANCE, "Balance loss", "of experts, added to the loss"},
         {IMBALANCE, "Experts", "tokens of one, largest / mean, worst layer"},
         {NOISE, "Gradient noise scale", "targets"},
     };

@@ -379,7 +379,7 @@ static void put_others(const ParamGroup *group, Text *out) {
 }
 
 static void put_name(const ParamGroup *group, Text *out) {
-    if (group->fallback) text_puts(out, "beside ");
+    if (group->fallback) text_puts(out, "fallback of ");
     text_puts(out, group->match ? group->match : group->params ? "the rest" : "the rest: nothing");
 }
 

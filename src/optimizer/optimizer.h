@@ -42,7 +42,7 @@ typedef struct UpdateRun {
 } UpdateRun;
 
 /* An optimizer that treats a matrix as a matrix: the cost of a matrix, and its update in three stages. Only
- * the second (turn) must see the full matrix; the other two are element-wise on the local shard. */
+ * the second (orthogonalise) must see the full matrix; the other two are element-wise on the local shard. */
 typedef struct MatrixUpdate {
     size_t (*scratch)(
         const ParamMatrix *m); /* bytes; matrices are processed one after the other, so they share it */
@@ -51,8 +51,8 @@ typedef struct MatrixUpdate {
      * the matrix's first element in the full parameter, which seeds the rounding of states. */
     void (*momentum_of)(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r,
                         const ParamMatrix *m, int64_t number, float *x /* [rows, cols] */);
-    /* room: where in the scratch of a matrix its direction must lie, [rows, cols]. turn: computes the step
-     * from it and returns where that lies. */
+    /* momentum_buffer: where in the scratch of a matrix its direction must lie, [rows, cols]. orthogonalise:
+     * computes the step from it and returns where that lies. */
     float *(*momentum_buffer)(char *scratch, const ParamMatrix *m);
     float *(*orthogonalise)(Device *d, const OptimizerSettings *s, const ParamMatrix *m, char *scratch);
     /* Applies the step. `whole`: the full matrix of which `m` is the local part. */

@@ -604,7 +604,7 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     row_of_host(plan, out, "staging", plan->staging,
                 p->partition->replicas > 1
                     ? "copy of what a checkpoint holds; other replicas than the first have none"
-                    : "copy of what a checkpoint holds, written beside the training");
+                    : "copy of what a checkpoint holds, written alongside training");
     row_of_host(plan, out, "pinned", plan->pinned,
                 "batches on their way to the device, figures of a step on theirs back");
     two(plan, out, "total", memory_plan_total(plan), plan->separate_memory ? memory_plan_host(plan) : 0, "");

@@ -82,7 +82,7 @@ CommVolumeSpec rank_comm_volume_of(const Config *c);
  * rank_plan_free also after a failure. */
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err);
-/* Plans the rank with the most elements among those of pipeline rank `place`. */
+/* Plans the rank with the most elements among those of pipeline rank `pipe_rank`. */
 ErrorCode rank_plan_fullest(RankPlan *p, const RankSpec *spec, const Layout *l, int pipe_rank,
                             const Device *d, Error *err);
 void rank_plan_free(RankPlan *p);

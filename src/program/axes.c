@@ -289,7 +289,7 @@ ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err) {
     while (c->num_experts % (2 * last) == 0 && 2 * last <= SPLITS_MAX) last *= 2;
     for (int64_t n = 1; n <= last; n *= 2)
         text_printf(&that, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);
-    error_set(err, ERR_CONFIG, "mesh.ep %d does not deal num_experts %lld out: %s would", ranks,
+    error_set(err, ERR_CONFIG, "mesh.ep %d does not divide num_experts %lld: %s would", ranks,
               (long long)c->num_experts, that.data);
     text_free(&that);
     return ERR_CONFIG;
@@ -388,7 +388,7 @@ static ErrorCode refuse_keys(const ModelConfig *c, TpGroup s, int ranks, Error *
     return error_set(
         err, ERR_CONFIG,
         "mesh.cp %d by keys: numerics.canonical_tp %d, more than num_key_value_heads %lld, needs "
-        "as many ranks along tp beside it, and there are %d: set mesh.tp to %d%s",
+        "as many ranks along tp with it, and there are %d: set mesh.tp to %d%s",
         ranks, s.splits, (long long)c->num_key_value_heads, s.size, s.splits,
         axes_splits_heads(c, s, ranks) ? ", or parallel.context to heads" : "");
 }

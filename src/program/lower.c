@@ -96,8 +96,8 @@ static bool emit_dispatch(Program *p, const Anatomy *n, Action a) {
     return true;
 }
 
-/* Emits the collectives before op `place` of an ascending pass. Returns the row that may overlap with the op;
- * -1: none. */
+/* Emits the collectives before the cut at op `cut` of an ascending pass. Returns the row that may overlap
+ * with the op; -1: none. */
 static int exchange_at(Program *p, const Anatomy *n, Action a, int cut) {
     int overlaps = -1;
     for (int i = 0; i < n->count; i++) {
@@ -334,7 +334,7 @@ static void make_ready(WgradEmitter *w, int op) {
     append_exchange(w->p, ACT_WAIT, w->n, row, w->pass);
 }
 
-/* Whether wgrads stop at a place. Those of dispatched experts ran with dgrad and have nothing to do here, so
+/* Whether wgrads stop at a cut. Those of dispatched experts ran with dgrad and have nothing to do here, so
  * without other collectives they join a run. */
 static bool stops_weights(const WgradEmitter *w, int cut) {
     uint32_t here = w->n->dispatched;

@@ -57,7 +57,7 @@ typedef struct OwnerWalk {
 OwnerWalk owners_walk(const Partition *p, int unit, OwnerBuffer buffer);
 bool owners_next(OwnerWalk *w);
 
-/* The block that the shard of rank `place` of tp is in the k-th matrix of a parameter. */
+/* The block that the shard of rank `rank` of tp is in the k-th matrix of a parameter. */
 typedef struct MatrixBlock {
     int64_t row, col, rows, cols;
 } MatrixBlock;

@@ -7,7 +7,7 @@
  *     shards of the flat     |       shard 0       |   shard 1       | shard 2 |
  *     segments in shard 1                          q, from its middle  r, its head
  *
- * All ranks of a pipeline place cut and assign alike and independently: their inputs (the table, the groups,
+ * All ranks of a pipeline rank cut and assign alike and independently: their inputs (the table, the groups,
  * the sizes so far) are the same, so nothing is exchanged, and any rank of any mesh can be planned on any
  * machine. Each shard begins at a cache line of the owned arrays.
  *
@@ -67,7 +67,7 @@ static int find_whole_runs(const PartitionSpec *spec, int unit, Flat flat,
     return count;
 }
 
-/* The shard of a flat that the rank with index `place` in MESH_SHARDS has. For experts, ranks that differ in
+/* The shard of a flat that the rank with index `rank` in MESH_SHARDS has. For experts, ranks that differ in
  * ep have the same index, in flats of other experts. */
 static int shard_of_rank(const Partition *p, const FlatShard *s, int pipe_of) {
     return mesh_group_rank(&p->mesh, s->axes, mesh_member(&p->mesh, MESH_SHARDS, p->rank, pipe_of));
@@ -327,7 +327,7 @@ int partition_owner(const Partition *p, const Param *param) {
     return -1;
 }
 
-/* Ranks of one pipeline place differ only in their shards, and ranks with the same shard give the same
+/* Ranks of one pipeline rank differ only in their shards, and ranks with the same shard give the same
  * answer. */
 int partition_fullest(const Partition *p) {
     int fullest = 0;

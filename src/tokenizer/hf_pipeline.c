@@ -216,7 +216,7 @@ static bool may_shorten_beginning(const Normalizer *n) {
 static ErrorCode read_metaspace(HfReader *r, const cJSON *item, const char *key, bool last) {
     Tokenizer *t = r->t;
     if (!t->characters) return hf_refuse(r, key, "Metaspace without byte_fallback");
-    if (!last || strcmp(key, "pre_tokenizer") != 0) return hf_refuse(r, key, "Metaspace beside other steps");
+    if (!last || strcmp(key, "pre_tokenizer") != 0) return hf_refuse(r, key, "Metaspace with other steps");
     t->marked = t->space_splits = true;
     TRY(read_scheme(r, item, key, &t->prefix));
     if (t->prefix == PREFIX_FIRST && may_shorten_beginning(&t->normalizer))

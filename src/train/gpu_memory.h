@@ -6,7 +6,7 @@
  *
  *     untouched   before any rank used it              > contexts, cuBLASLt
  *     opened      devices are open                     > NCCL
- *     wired       NCCL has connected the ranks         > pools
+ *     connected   NCCL has connected the ranks         > pools
  *     pooled      pools are allocated                  > kernels, loaded by the driver at their first use
  *     settled     the first step is done
  *

@@ -342,7 +342,7 @@ static void flip_bit(Engine *e, float *weight, unsigned bit) {
     engine_refresh(e);
 }
 
-/* place % bits gives the element (quotient by 32) and the bit (remainder). Searches the table for the
+/* index % bits gives the element (quotient by 32) and the bit (remainder). Searches the table for the
  * parameter with that element. */
 void inject_bitflip(Engine *e, uint64_t index, char *where, size_t size) {
     uint64_t element = index % weight_bits(e) / FLOAT_BITS;

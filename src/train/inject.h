@@ -81,7 +81,7 @@ void inject_faults(const Inject *in, Engine *e, int64_t step, int attempt, StepO
 /* Injects all faults of a rank on entering a phase, with a line of the log for each. */
 void inject_phase_faults(const Inject *in, const FaultPoint *point);
 
-/* Flips bit number `place` (modulo their number) of the master weights that this rank owns, and writes its
+/* Flips bit number `index` (modulo their number) of the master weights that this rank owns, and writes its
  * location to `where`. */
 void inject_bitflip(Engine *e, uint64_t index, char *where, size_t size);
 

@@ -422,7 +422,7 @@ static ErrorCode record_save(Trainer *t, const SaveReport *r, Error *err) {
     char size[32], speed[32], detail[200], every[16];
     snprintf(detail, sizeof detail, "checkpoints/step-%08lld: %s in %.2f s %s (%s/s), stall %.3f s",
              (long long)r->step, text_bytes((double)r->bytes, size), r->seconds,
-             config_saves_async(t->c) ? "beside the training" : "while training waited",
+             config_saves_async(t->c) ? "alongside training" : "while training waited",
              text_bytes(rate, speed), stall);
     log_info("checkpoint %s", detail);
     double interval = checkpoint_interval(mttf, stall, r->seconds);

@@ -22,7 +22,7 @@ typedef struct Big {
     uint8_t bit[WIDE];
 } Big;
 
-/* b += sign * digits * 2^place */
+/* b += sign * digits * 2^offset */
 static void big_add(Big *b, uint64_t digits, int offset, bool negative) {
     int carry = 0;
     for (int i = offset; i < WIDE; i++) {

@@ -342,7 +342,7 @@ static void pieces_that_do_not_fit_are_refused(void **unused) {
     Text swapped[2] = {blobs[0], blobs[0]};
     refused(dir, ranks, swapped, 2, "tensor embed: elements 0 to 19 were written by rank 0 and rank 1");
     swapped[0] = (Text){0};
-    refused(dir, ranks, swapped, 2, "rank 0 tells of its part is damaged");
+    refused(dir, ranks, swapped, 2, "rank 0 reports of its part is damaged");
 
     ranks[1].held[0].segments[0].first = 19;
     write_blob(dir, &ranks[1], 2, &blobs[1]);
@@ -354,13 +354,13 @@ static void pieces_that_do_not_fit_are_refused(void **unused) {
 
     write_blob(dir, &ranks[1], 3, &blobs[1]);
     checkpoint_clean(&file_ops_system, dir); /* those of the other step */
-    refused(dir, ranks, blobs, 2, "rank 1 tells of its part is of another step");
+    refused(dir, ranks, blobs, 2, "rank 1 reports of its part is of another step");
     TensorDesc other[TENSORS];
     memcpy(other, model_tensors, sizeof other);
     other[2].shape[0] = 6;
     ranks[1].lists[0].tensors = other;
     for (int i = 0; i < 2; i++) write_blob(dir, &ranks[i == 0], 2, &blobs[i == 0]);
-    refused(dir, ranks, blobs, 2, "rank 1 tells of its part is of other tensors");
+    refused(dir, ranks, blobs, 2, "rank 1 reports of its part is of other tensors");
     for (int i = 0; i < 2; i++) text_free(&blobs[i]);
     let_go(ranks, 2);
 }
@@ -375,12 +375,12 @@ static void no_byte_of_a_blob_is_free_to_change(void **unused) {
     for (int i = 0; i < 2; i++) write_blob(dir, &ranks[i], 2, &blobs[i]);
     for (size_t i = 0; i < blobs[1].length; i++) {
         blobs[1].data[i] ^= 4;
-        refused(dir, ranks, blobs, 2, "rank 1 tells of its part is damaged");
+        refused(dir, ranks, blobs, 2, "rank 1 reports of its part is damaged");
         blobs[1].data[i] ^= 4;
     }
     for (size_t n = 0; n < blobs[1].length; n++) {
         Text shorter[2] = {blobs[0], {blobs[1].data, n, 0}};
-        refused(dir, ranks, shorter, 2, "rank 1 tells of its part is damaged");
+        refused(dir, ranks, shorter, 2, "rank 1 reports of its part is damaged");
     }
     Error cause = {.code = ERR_IO, .message = "the disk of this node is gone"};
     checkpoint_blob_failure(&cause, &failed);

@@ -155,7 +155,7 @@ static void test_refusals(void **state) {
            "\"a\"}]}",
            "message 2 has the role \"asistant\": expected \"assistant\"");
     refuse(plain, "{\"messages\": [{\"content\": \"x\"}]}", "message 1");
-    refuse(plain, "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}", "nothing to learn");
+    refuse(plain, "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}", "nothing to train on");
     refuse(plain, "{\"prompt\": \"a\", \"completion\": \"c\", \"chat_template_kwargs\": [1]}",
            "must be an object");
     refuse(plain, "{\"prompt\": \"a\\u0000b\", \"completion\": \"c\"}", "0000");

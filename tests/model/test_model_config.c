@@ -190,7 +190,7 @@ static void rotation_by_kind_of_layer(void **state) {
     accept(&c, OF("gemma3_text") ",\"rope_parameters\":{\"full_attention\":{\"rope_theta\":50.0},"
                                  "\"sliding_attention\":{}}}");
     assert_true(c.rope_theta == 50 && c.rope_local_theta == 10000);
-    refuse(OF("olmo3") ",\"rope_theta\":50.0}", "layers with windows would turn by 500000");
+    refuse(OF("olmo3") ",\"rope_theta\":50.0}", "layers with windows would rotate by 500000");
     accept(&c, OF("olmo3") ",\"rope_theta\":500000.0}");
 }
 

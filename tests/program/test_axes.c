@@ -227,7 +227,7 @@ static void experts_are_split(void **state) {
     }
     Mesh mesh = mesh_of_experts(1, 1, 16, 16, 1);
     assert_int_equal(partition_model(&c, &mesh, 0, 0, &own, &err), ERR_CONFIG);
-    assert_non_null(strstr(err.message, "mesh.ep 16 does not deal num_experts 8 out: 1, 2, 4 or 8 would"));
+    assert_non_null(strstr(err.message, "mesh.ep 16 does not divide num_experts 8: 1, 2, 4 or 8 would"));
     c = shape(false);
     assert_int_equal(partition_model(&c, &mesh, 0, 0, &own, &err), ERR_CONFIG);
     assert_non_null(strstr(err.message, "the family llama has no experts"));

@@ -93,7 +93,7 @@ mesh 4 both_cp mesh.tp=2 mesh.cp=2 mesh.ep=2 parallel.context=keys numerics.cano
 fast='mesh.dp_shard=2 train.numerics=fast train.compute=bf16 train.steps=3'
 mesh 2 both_fast $fast numerics.canonical_tp=2
 mesh 4 both_fast4 $fast mesh.tp=2 mesh.ep=2 train.recompute=full
-[ "$(curve both_fast4)" = "$(curve both_fast)" ] && [ "$(digest both_fast4)" = "$(digest both_fast)" ] || fail "ep beside tp has other bits in bf16"
+[ "$(curve both_fast4)" = "$(curve both_fast)" ] && [ "$(digest both_fast4)" = "$(digest both_fast)" ] || fail "ep with tp has other bits in bf16"
 exits 0 train run.yaml run.dir=free model.output_router_logits=false
 curve free | cmp -s - one.curve && fail "the balance loss changes nothing"
 grep -q '"balance_loss": null' free/metrics.jsonl || fail "a balance loss without one: $(head -1 free/metrics.jsonl)"
@@ -151,7 +151,7 @@ exits 0 train run.yaml run.dir=gpt_fast $fast numerics.canonical_tp=2
 mesh 2 gpt_fast2 $fast mesh.tp=2 train.recompute=full
 [ "$(curve gpt_fast2)" = "$(curve gpt_fast)" ] && [ "$(digest gpt_fast2)" = "$(digest gpt_fast)" ] || fail "gpt_oss has other bits over tp in bf16"
 mesh 4 gpt_both $cut mesh.tp=2 mesh.dp_shard=2 mesh.ep=2
-[ "$(curve gpt_both)" = "$(curve gpt_leaves)" ] && [ "$(digest gpt_both)" = "$(digest gpt_leaves)" ] || fail "gpt_oss differs over ep beside tp"
+[ "$(curve gpt_both)" = "$(curve gpt_leaves)" ] && [ "$(digest gpt_both)" = "$(digest gpt_leaves)" ] || fail "gpt_oss differs over ep with tp"
 exits 0 inspect gpt/checkpoints/step-00000003
 grep -q 'model.layers.2.mlp.experts.gate_up_proj  *F32  *\[6, 32, 40\]' out || fail "no stack: $(grep experts out)"
 has out 'model.layers.0.self_attn.sinks'
@@ -211,7 +211,7 @@ done
 exits 0 plan run.yaml -n 2 mesh.tp=2 --program
 has out 'TP_ALL_REDUCE_DROUTER u1 m0 gradient of what router makes'
 exits 78 plan run.yaml -n 4 mesh.ep=4
-has err 'mesh.ep 4 does not deal num_experts 6 out: 1 or 2 would'
+has err 'mesh.ep 4 does not divide num_experts 6: 1 or 2 would'
 exits 78 plan run.yaml -n 2 mesh.ep=2 mesh.dp_replicate=2
 has err 'mesh.ep 2 is laid over mesh.dp_shard 1'
 exits 78 plan run.yaml -n 6 mesh.ep=2 mesh.cp=3
@@ -402,11 +402,11 @@ for run in module_ep module_ep_piped; do
     [ "$(curve $run)" = "$(curve module)" ] && [ "$(digest $run)" = "$(digest module)" ] || fail "the module differs over ep in $run"
 done
 mesh 4 module_ep_tp $leaves mesh.dp_shard=2 mesh.ep=2 mesh.tp=2 train.gradient_sync=microbatch
-[ "$(curve module_ep_tp)" = "$(curve module_leaves)" ] && [ "$(digest module_ep_tp)" = "$(digest module_leaves)" ] || fail "the module differs over ep beside tp"
+[ "$(curve module_ep_tp)" = "$(curve module_leaves)" ] && [ "$(digest module_ep_tp)" = "$(digest module_leaves)" ] || fail "the module differs over ep with tp"
 mesh 4 module_ep_cp $module numerics.canonical_cp=4 mesh.cp=2 mesh.dp_shard=2 mesh.ep=2 parallel.context=keys
 [ "$(curve module_ep_cp)" = "$(curve module_spans)" ] && [ "$(digest module_ep_cp)" = "$(digest module_spans)" ] || fail "the module differs over ep and cp"
 exits 78 plan run.yaml $module train.multi_token=2
-has err 'a module is not in this version beside'
+has err 'a module is not in this version together with'
 exits 78 plan run.yaml $deepseek train.multi_token_kind=module
 has err 'a module is one: set train.multi_token to 1'
 exits 78 plan run.yaml train.multi_token=1 train.multi_token_kind=module
@@ -421,6 +421,6 @@ has err 'num_key_value_heads is 2, expected num_attention_heads, 4'
 exits 78 plan run.yaml $deepseek model.n_group=4 model.topk_group=9
 hasnt err 'by default of the family'
 exits 78 plan run.yaml ${deepseek/model.n_group=3/}
-has err 'n_group 8 does not deal num_experts 6 out' 'by default of the family deepseek_v3: model.n_group 8'
+has err 'n_group 8 does not divide num_experts 6 into' 'by default of the family deepseek_v3: model.n_group 8'
 
 conclude

@@ -114,7 +114,7 @@ grep -q 'lm_heads.weight' out || fail "the checkpoint has no further heads: $(ta
 exits 0 eval heads text.txt --context 16 --json
 # shellcheck disable=SC2086
 exits 78 train run.yaml run.dir=wrong $heads model.tie_word_embeddings=true
-has err "MTP heads beside"
+has err "MTP heads together with"
 exits 78 train run.yaml run.dir=heads optimizer.kind=adamw optimizer.ema=0 model.tie_word_embeddings=false train.z_loss=0 train.numerics=exact train.steps=5
 has err "train.multi_token"
 
@@ -159,7 +159,7 @@ has out "batch warm-up: 32 tokens at first, doubled 2 times, all from step 12 on
 
 exits 0 plan run.yaml
 grep -q '^  the rest  *14 .* muon  *0.01 .*nesterov true, muon_scale moonlight, muon_coefficients jordan; whole matrices$' out || fail "muon's row: $(cat out)"
-grep -q '^  beside the rest  *6 .* adamw  *0.01 ' out || fail "the row beside it: $(cat out)"
+grep -q '^  fallback of the rest  *6 .* adamw  *0.01 ' out || fail "the row of the fallback: $(cat out)"
 has out "average of weights fp32"
 grep -q '"z_loss": 0\.0[0-9]*' alone/metrics.jsonl || fail "no z-loss: $(head -1 alone/metrics.jsonl)"
 grep -q 'z_loss: ' alone.log || fail "no z-loss in the lines: $(cat alone.log)"

@@ -544,8 +544,8 @@ static const Way ways[] = {
     {"tp, cp by keys, dp_shard", {1, 1, 2, .exact = true}, 2, 2, 0, CP_COMM_ALL_GATHER},
     {"ep over cp", {1, 1, 1, .exact = true}, 2, 1, 2, CP_COMM_ALL_GATHER},
     {"ep over dp_shard, cp", {1, 1, 2, .exact = true}, 2, 1, 4, CP_COMM_ALL_TO_ALL},
-    {"ep beside tp", {1, 1, 2, .exact = true}, 1, 2, 2, CP_COMM_ALL_TO_ALL},
-    {"ep over cp beside tp", {1, 1, 1, .exact = true}, 2, 2, 2, CP_COMM_ALL_GATHER},
+    {"ep with tp", {1, 1, 2, .exact = true}, 1, 2, 2, CP_COMM_ALL_TO_ALL},
+    {"ep over cp with tp", {1, 1, 1, .exact = true}, 2, 2, 2, CP_COMM_ALL_GATHER},
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
@@ -669,29 +669,28 @@ static void test_families(void **state) {
     (void)state;
     for (int i = 0; families[i]; i++) walk_family(family_shape(families[i]), &refused);
     walk_family(moonlight_shape(), &refused);
-    assert_string_equal(
-        refused.data,
-        "llama: ep; ep over cp; ep over dp_shard, cp; ep beside tp; ep over cp beside tp;\n"
-        "qwen2: ep; ep over cp; ep over dp_shard, cp; ep beside tp; ep over cp beside tp;\n"
-        "qwen3: ep; ep over cp; ep over dp_shard, cp; ep beside tp; ep over cp beside tp;\n"
-        "mistral: ep; ep over cp; ep over dp_shard, cp; ep beside tp; ep over cp beside tp;\n"
-        "olmo2: ep; ep over cp; ep over dp_shard, cp; ep beside tp; ep over cp beside tp;\n"
-        "olmo3: ep; ep over cp; ep over dp_shard, cp; ep beside tp; ep over cp beside tp;\n"
-        "gemma2: ep; ep over cp; ep over dp_shard, cp; ep beside tp; ep over cp beside tp;\n"
-        "gemma3_text: ep; ep over cp; ep over dp_shard, cp; ep beside tp; ep over cp beside tp;\n"
-        "smollm3: ep; ep over cp; ep over dp_shard, cp; ep beside tp; ep over cp beside tp;\n"
-        "phi3: ep; ep over cp; ep over dp_shard, cp; ep beside tp; ep over cp beside tp;\n"
-        "gpt2: ep; ep over cp; ep over dp_shard, cp; ep beside tp; ep over cp beside tp;\n"
-        "mixtral:\n"
-        "qwen3_moe:\n"
-        "olmoe:\n"
-        "gpt_oss:\n"
-        "deepseek_v3:\n"
-        "deepseek_v2:\n"
-        "llama4_text:\n"
-        "recurrent: tp; cp by heads; cp by keys; ep; tp, cp by keys, dp_shard; ep over cp; "
-        "ep over dp_shard, cp; ep beside tp; ep over cp beside tp;\n"
-        "deepseek_v3:\n");
+    assert_string_equal(refused.data,
+                        "llama: ep; ep over cp; ep over dp_shard, cp; ep with tp; ep over cp with tp;\n"
+                        "qwen2: ep; ep over cp; ep over dp_shard, cp; ep with tp; ep over cp with tp;\n"
+                        "qwen3: ep; ep over cp; ep over dp_shard, cp; ep with tp; ep over cp with tp;\n"
+                        "mistral: ep; ep over cp; ep over dp_shard, cp; ep with tp; ep over cp with tp;\n"
+                        "olmo2: ep; ep over cp; ep over dp_shard, cp; ep with tp; ep over cp with tp;\n"
+                        "olmo3: ep; ep over cp; ep over dp_shard, cp; ep with tp; ep over cp with tp;\n"
+                        "gemma2: ep; ep over cp; ep over dp_shard, cp; ep with tp; ep over cp with tp;\n"
+                        "gemma3_text: ep; ep over cp; ep over dp_shard, cp; ep with tp; ep over cp with tp;\n"
+                        "smollm3: ep; ep over cp; ep over dp_shard, cp; ep with tp; ep over cp with tp;\n"
+                        "phi3: ep; ep over cp; ep over dp_shard, cp; ep with tp; ep over cp with tp;\n"
+                        "gpt2: ep; ep over cp; ep over dp_shard, cp; ep with tp; ep over cp with tp;\n"
+                        "mixtral:\n"
+                        "qwen3_moe:\n"
+                        "olmoe:\n"
+                        "gpt_oss:\n"
+                        "deepseek_v3:\n"
+                        "deepseek_v2:\n"
+                        "llama4_text:\n"
+                        "recurrent: tp; cp by heads; cp by keys; ep; tp, cp by keys, dp_shard; ep over cp; "
+                        "ep over dp_shard, cp; ep with tp; ep over cp with tp;\n"
+                        "deepseek_v3:\n");
     text_free(&refused);
 }
 

@@ -962,7 +962,7 @@ static void test_bad_byte_fallback(void **state) {
     REFUSE("ByteLevel with a byte_fallback", pre_tokenizer = BYTE_LEVEL);
     REFUSE("cutting text", pre_tokenizer = "{\"type\": \"Digits\"}");
     REFUSE("Split at a String", pre_tokenizer = SPLIT("\"String\": \"a\"", "\"Isolated\""));
-    REFUSE("beside other steps", pre_tokenizer = PRE("{\"type\": \"Metaspace\"}"));
+    REFUSE("with other steps", pre_tokenizer = PRE("{\"type\": \"Metaspace\"}"));
     REFUSE("another replacement", pre_tokenizer = "{\"type\": \"Metaspace\", \"replacement\": \"_\"}");
     REFUSE("prepend_scheme", pre_tokenizer = "{\"type\": \"Metaspace\", \"prepend_scheme\": \"last\"}");
     REFUSE("no text token", merges = "[\"<0x41>\", \"a\"]");

@@ -47,7 +47,7 @@ typedef struct Endpoint {
     uint64_t posts_ended; /* posts ended so far: draws delays */
 } Endpoint;
 
-/* A rank's arguments of the k-th join, and the resulting channel: the hub's rank at each place. */
+/* A rank's arguments of the k-th join, and the resulting channel: the hub's rank at each index. */
 typedef struct JoinEntry {
     int colour, key;
     int *members; /* [ranks] */

@@ -245,7 +245,7 @@ static ErrorCode read_local(const Family *f, ModelConfig *c, const cJSON *root, 
     if (!own && member_of(local, "rope_theta") == NULL && !same_number(c->rope_theta, base))
         return error_set(
             err, ERR_CONFIG,
-            "%s: rope_theta is %g, but layers with windows would turn by %g in transformers, the "
+            "%s: rope_theta is %g, but layers with windows would rotate by %g in transformers, the "
             "default of the family: say rope_theta for both kinds of layers in rope_parameters",
             where, c->rope_theta, base);
     c->rope_local_theta = base;

@@ -488,7 +488,7 @@ static void split_sum(const LayerPass *w, const Sum *sum, int split, float *to /
     if (has_shared(w)) add_shared_split(w, sum, split, to);
 }
 
-/* Sums `count` splits in the canonical tree, into `to`. room: scratch for the right halves. */
+/* Sums `count` splits in the canonical tree, into `to`. scratch: memory for the right halves. */
 static void sum_partials(const LayerPass *w, const Sum *sum, int first, int count, float *to,
                          float *scratch) {
     const Model *m = w->pass->model;

@@ -36,7 +36,7 @@ static const TensorRow tensors[TENSORS] = {
     [JOINED] = {EXTENT_OWN, DIM_JOINED, .life = LIFE_CHEAP, .operand = true},
     [DJOINED] = {EXTENT_OWN, DIM_JOINED, .life = LIFE_SCRATCH},
     [DEMBEDDED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH, .operand = true},
-    [NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* one half of j, or its gradient */
+    [NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* one input of j, or its gradient */
 };
 
 static const Product projection = {&params[PROJECTION], NULL, 1, DIM_HIDDEN, DIM_JOINED};
