@@ -119,11 +119,11 @@ DEFINE_LOG(log_error, LOG_ERROR, "error: ", "\033[1;31m", 0)
 DEFINE_LOG(log_warn, LOG_WARN, "warning: ", "\033[1;33m", 0)
 DEFINE_LOG(log_info, LOG_INFO, "", "", 0)
 DEFINE_LOG(log_painted, LOG_INFO, "", "", TEXT_KEEP_COLOURS)
-static DEFINE_LOG(log_text, LOG_INFO, "", "", TEXT_KEEP_LINES)
-    DEFINE_LOG(log_debug, LOG_DEBUG, "debug: ", "\033[2m", 0)
+static void log_text(const char *format, ...) PRINTF_LIKE(1, 2);
+DEFINE_LOG(log_text, LOG_INFO, "", "", TEXT_KEEP_LINES)
 
-    /* As one message, so that lines of other threads do not come between. */
-    void log_lines(const char *lines) {
+/* As one message, so that lines of other threads do not come between. */
+void log_lines(const char *lines) {
     size_t length = lines ? strlen(lines) : 0;
     if (length > 0) log_text("%.*s", (int)(length - (lines[length - 1] == '\n')), lines);
 }

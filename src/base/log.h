@@ -15,7 +15,7 @@
  * columns. */
 #define LOG_TERMINAL "WEFT_TERMINAL"
 
-typedef enum LogLevel { LOG_QUIET, LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG } LogLevel;
+typedef enum LogLevel { LOG_QUIET, LOG_ERROR, LOG_WARN, LOG_INFO } LogLevel;
 
 void log_set_level(LogLevel level);
 LogLevel log_level(void);
@@ -26,7 +26,6 @@ int log_width(void); /* columns of the terminal; 80 elsewhere */
 void log_error(const char *format, ...) PRINTF_LIKE(1, 2);
 void log_warn(const char *format, ...) PRINTF_LIKE(1, 2);
 void log_info(const char *format, ...) PRINTF_LIKE(1, 2);
-void log_debug(const char *format, ...) PRINTF_LIKE(1, 2);
 /* The same with colours in the message. The others escape these, like everything else that a terminal
  * interprets. */
 void log_painted(const char *format, ...) PRINTF_LIKE(1, 2);

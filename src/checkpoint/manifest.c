@@ -392,8 +392,8 @@ static ErrorCode check_range(int fd, const char *where, const char *part, uint64
 typedef struct Checking {
     char *buffer;
     int rank, ranks;
-    uint64_t bytes_per_rank; /* bytes per rank */
-    uint64_t start;          /* bytes of the files before this one */
+    uint64_t bytes_per_rank;
+    uint64_t start; /* bytes of the files before this one */
 } Checking;
 
 /* All bytes are divided equally, not files: one shard may be most of a checkpoint. The last part takes the

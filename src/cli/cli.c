@@ -26,7 +26,6 @@
 const Flag common_flags[] = {
     {"--help", 'h', NULL, "show this help and exit"},
     {"--quiet", 'q', NULL, "errors only"},
-    {"--verbose", 0, NULL, "more messages"},
     {NULL, 0, NULL, NULL},
 };
 
@@ -189,7 +188,7 @@ static ErrorCode unknown_flag(const Verb *verb, const char *word, size_t length,
 
 /* Sets a flag of every verb, after the verb's own table was searched. */
 static void set_common(Arguments *args, int index) {
-    bool *const fields[] = {&args->help, &args->quiet, &args->verbose};
+    bool *const fields[] = {&args->help, &args->quiet};
     *fields[index] = true;
 }
 
@@ -354,7 +353,6 @@ char **arguments_words(const Arguments *args, const char *without, const char *l
     add_word(words, &count, "weft", NULL);
     add_word(words, &count, args->verb->name, NULL);
     if (args->quiet) add_word(words, &count, "--quiet", NULL);
-    if (args->verbose) add_word(words, &count, "--verbose", NULL);
     for (int i = 0; i < own; i++)
         if (args->values[i] && strcmp(flags[i].name, without) != 0)
             add_word(words, &count, flags[i].name, flags[i].argument ? args->values[i] : NULL);

@@ -24,8 +24,8 @@ typedef struct Arguments {
     int operand_count;
     const char **operands;
     const struct Verb *verb;
-    const char **values;       /* parallel to verb->flags: NULL when absent; "" for a switch or no value */
-    bool help, quiet, verbose; /* flags of every verb */
+    const char **values; /* parallel to verb->flags: NULL when absent; "" for a switch or no value */
+    bool help, quiet;    /* flags of every verb */
 } Arguments;
 
 typedef struct Verb {

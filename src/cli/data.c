@@ -55,10 +55,11 @@ static ErrorCode read_operand(Named *n, const char *operand, Error *err) {
     n->operand = operand;
     char *own = path_join(operand, "config.yaml");
     ErrorCode code = OK;
-    if (file_is_dir(operand) && !file_exists(own))
+    bool is_dir = file_is_dir(operand);
+    if (is_dir && !file_exists(own))
         n->dir = mem_strdup(operand);
     else
-        code = read_config(n, file_is_dir(operand) ? own : operand, err);
+        code = read_config(n, is_dir ? own : operand, err);
     free(own);
     return code;
 }

@@ -47,7 +47,6 @@ static ErrorCode run_verb(int count, const char *const *words, Error *err) {
         print(&out);
     } else if (code == OK) {
         if (args.quiet) log_set_level(LOG_ERROR);
-        if (args.verbose) log_set_level(LOG_DEBUG);
         code = verb->run(&args, err);
     }
     arguments_free(&args);

@@ -41,8 +41,7 @@ static const Flag flags[] = {
     {"--link", 'l', "RATE[,DELAY]",
      "with --tflops: speed of a message between stages, and of what crosses over tp, cp and ep, in GB/s or "
      "as 1Gbit/s, and how long one takes in addition to its bytes, such as 5ms; counted as far as no work "
-     "hides it; "
-     "default: no time"},
+     "hides it; default: no time"},
     {"--hardware", 'H', "WHAT",
      "h100, h200, b200, or a YAML file of figures (docs/use/forecasts.md): time of a step, tokens/s and MFU "
      "that "

@@ -337,9 +337,10 @@ static ErrorCode refuse_step(const Config *c, int64_t step, int64_t sequences, i
     char lower[40] = "";
     if (below > 0) snprintf(lower, sizeof lower, "%lld or ", (long long)below);
     return error_set(err, ERR_CONFIG,
-                     "train.tokens_per_step is %lld, which microbatches of %lld sequences of %lld tokens on "
-                     "%d data-parallel ranks do not divide: %s%lld would",
-                     (long long)step, (long long)sequences, (long long)c->train.context, ranks, lower,
+                     "train.tokens_per_step is %lld, which microbatches of %lld sequence%s of %lld tokens on "
+                     "%d data-parallel rank%s do not divide: %s%lld would",
+                     (long long)step, (long long)sequences, sequences == 1 ? "" : "s",
+                     (long long)c->train.context, ranks, ranks == 1 ? "" : "s", lower,
                      (long long)(below + unit));
 }
 
@@ -371,10 +372,11 @@ ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_
     if (asked > 0 && asked != *microbatches)
         return error_set(err, ERR_CONFIG,
                          "pipeline.microbatches is %lld, but %lld tokens a step in microbatches of %lld "
-                         "sequences of %lld tokens on %d data-parallel ranks are %lld: leave one of them to "
+                         "sequences of %lld tokens on %d data-parallel rank%s are %lld: leave one of them to "
                          "weft (0)",
                          (long long)asked, (long long)(*sequences * *microbatches * context * ranks),
-                         (long long)*sequences, (long long)context, ranks, (long long)*microbatches);
+                         (long long)*sequences, (long long)context, ranks, ranks == 1 ? "" : "s",
+                         (long long)*microbatches);
     return OK;
 }
 

@@ -29,7 +29,7 @@ static const Option run_options[] = {
          "Start anew in a directory that already holds a run, whose records and checkpoints are removed."),
     TEXTS("run.allow_changes", run.allow_changes, "", NOTHING,
           "Keys that may differ from those of the checkpoint that a run goes on from; also data, tokenizer, "
-          "mixture."),
+          "mixture, base."),
     TABLE_END};
 
 static const Option train_options[] = {
@@ -73,8 +73,7 @@ static const Option train_options[] = {
      * of a row; in bf16 that constant matters, and this loss keeps it near 0. */
     REAL("train.z_loss", train.z_loss, "0", 0, 1, CURVE,
          "Coefficient of the squared log of the softmax's denominator, a loss in addition to the "
-         "cross-entropy that "
-         "is trained on and reported separately; 0 for none, 1e-4 is usual."),
+         "cross-entropy that is trained on and reported separately; 0 for none, 1e-4 is usual."),
     /* Wang and others, "Auxiliary-loss-free load balancing strategy for mixture-of-experts", 2024. Not a
      * loss, so no gradient; DeepSeek-V3 used 0.001 for most of its training. */
     REAL("train.router_bias_speed", train.router_bias_speed, "0", 0, 1, CURVE,

@@ -106,9 +106,10 @@ static void read_about(const char *dir, CacheEntry *e) {
     if (file_read_own(path, ABOUT_LIMIT, &text, &length, NULL) == OK)
         json_parse(path, text, length, &root, NULL);
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(root, "files");
-    const cJSON *first = cJSON_IsArray(files) ? files->child : NULL;
+    const cJSON *first = json_first(files);
+    int count = cJSON_GetArraySize(files);
     e->source = mem_strdup(cJSON_IsString(first) ? first->valuestring : "");
-    e->more_files = first ? (size_t)cJSON_GetArraySize(files) - 1 : 0;
+    e->more_files = count > 1 ? (size_t)count - 1 : 0;
     cJSON_Delete(root);
     free(text);
     free(path);

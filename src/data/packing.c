@@ -1,6 +1,6 @@
-/* Best fit, longest first. The free space of a row (its space) is an integer up to the context. A bitmap tree
- * over spaces finds the row with the least sufficient space, and counting sort orders the documents. This
- * takes N log C for N documents and a context of C, whatever their lengths.
+/* Best fit, longest first. The free space of a row is an integer up to the context. A bitmap tree over spaces
+ * finds the row with the least sufficient space, and counting sort orders the documents. This takes N log C
+ * for N documents and a context of C, whatever their lengths.
  *
  *     documents by falling length --> the row with the least space >= length, else a new one
  *

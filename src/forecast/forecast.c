@@ -1,6 +1,6 @@
 /* Plans one rank for each pipeline rank, simulates the step, and prints tables.
  *
- * Ranks of a pipeline rank that differ only on data-parallel axes hold, do and send the same (where shards
+ * Ranks at one pipeline rank that differ only on data-parallel axes hold, do and send the same (where shards
  * are unequal, the fullest stands for all). So a mesh of thousands needs as many plans as it has pipeline
  * ranks. Neighbouring pipeline ranks with equal figures share a row.
  *

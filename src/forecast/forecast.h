@@ -12,7 +12,7 @@
 #include "forecast/steptime.h"
 
 typedef struct RankForecast {
-    RankPlan plan;    /* of the fullest rank of this pipeline rank */
+    RankPlan plan;    /* of the fullest rank at this pipeline rank */
     int first, count; /* world ranks with this pipeline index: first, first + 1, ... */
     ProgramTraffic traffic;
     double flops; /* of a step, including recomputation */
@@ -33,8 +33,8 @@ const char *forecast_link(const ForecastSpeed *speed, char out[48]);
 /* Seconds of a step on one rank, if hardware is given. */
 typedef struct ForecastTime {
     double products, attention, memory, tensor, context, experts; /* passes, on the busiest rank */
-    int busiest;            /* pipeline rank of the rank with the most of these */
-    double waiting;         /* for other pipeline ranks */
+    int busiest;                                                  /* pipeline rank with the most of these */
+    double waiting;                                               /* for other pipeline ranks */
     double exposed, update; /* gathers and reductions that passes do not hide; of the slowest rank */
     double step;
 } ForecastTime;

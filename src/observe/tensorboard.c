@@ -346,24 +346,3 @@ ErrorCode tensorboard_add(TensorBoard *tb, MetricsKind kind, const void *record,
     }
     return OK;
 }
-
-/* The Text tab requires a string tensor: TensorProto{1 dtype = DT_STRING (7), 2 shape (empty: a scalar), 8
- * string_val} under metadata that names the plugin: SummaryMetadata{1 PluginData{1 name}, 4 data_class =
- * tensor (2)}. */
-ErrorCode tensorboard_text(TensorBoard *tb, const char *tag, int64_t step, const char *markdown, Error *err) {
-    static const char metadata[] = "\x0a\x06\x0a\x04text\x20\x02";
-    Text tensor = {0};
-    put_int(&tensor, 1, 7);
-    put_bytes(&tensor, 2, NULL, 0);
-    put_string(&tensor, 8, markdown);
-    text_clear(&tb->value);
-    put_string(&tb->value, 1, tag);
-    put_bytes(&tb->value, 8, tensor.data, tensor.length);
-    put_bytes(&tb->value, 9, metadata, sizeof metadata - 1);
-    text_free(&tensor);
-    text_clear(&tb->part);
-    put_bytes(&tb->part, 1, tb->value.data, tb->value.length);
-    begin_event(tb, step);
-    put_bytes(&tb->event, EVENT_SUMMARY, tb->part.data, tb->part.length);
-    return write_event(tb, err);
-}

@@ -22,8 +22,6 @@ ErrorCode tensorboard_open(TensorBoard **tb, const char *run_dir, int64_t resume
  * "train/loss", "speed/mfu_percent", "validation/loss", "validation/NAME/loss" (named set), "task/NAME/acc",
  * "probe/layers.3/output_rms", "source/NAME/loss". */
 ErrorCode tensorboard_add(TensorBoard *tb, MetricsKind kind, const void *record, Error *err);
-/* Text for the Text tab, as Markdown: the configuration, a sample. */
-ErrorCode tensorboard_text(TensorBoard *tb, const char *tag, int64_t step, const char *markdown, Error *err);
 ErrorCode tensorboard_flush(TensorBoard *tb, Error *err);
 /* Removes the event files of a run that starts over. */
 ErrorCode tensorboard_discard(const char *run_dir, Error *err);

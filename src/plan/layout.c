@@ -263,9 +263,9 @@ static ErrorCode divide_smaller(const Layout *l, const Config *c, int64_t tokens
     return error_set(
         err, ERR_CONFIG,
         "train.batch_start: steps of %lld tokens are not made up of microbatches of %lld sequences of "
-        "%lld tokens on %d data-parallel ranks: start with %lld, or with fewer train.microbatch",
+        "%lld tokens on %d data-parallel rank%s: start with %lld, or with fewer train.microbatch",
         (long long)tokens, (long long)l->sequences, (long long)c->train.context, mesh_dp_degree(&l->mesh),
-        (long long)unit);
+        mesh_dp_degree(&l->mesh) == 1 ? "" : "s", (long long)unit);
 }
 
 /* Builds the schedule of the same pipeline with fewer microbatches. */

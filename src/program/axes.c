@@ -44,13 +44,6 @@ ParamKind axes_kind(const ModelConfig *c, const Param *p) {
     return tied ? KIND_TIED : kind[param_tp_style(p->row)];
 }
 
-AxisSet axes_that(ParamKind kind, int does) {
-    AxisSet set = 0;
-    for (int axis = 0; axis < AXES; axis++)
-        if (table[kind][axis] == does) set |= 1u << axis;
-    return set;
-}
-
 AxisSet axes_any(ParamKind kind, int does) {
     AxisSet set = 0;
     for (int axis = 0; axis < AXES; axis++)

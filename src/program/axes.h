@@ -60,9 +60,7 @@ typedef enum ParamKind {
 enum { DOES_CUT = 1, DOES_COPY = 2, DOES_SUM = 4 };
 
 ParamKind axes_kind(const ModelConfig *c, const Param *p);
-/* The axes on which a kind does exactly `does`. */
-AxisSet axes_that(ParamKind kind, int does);
-/* The axes on which it does any of `does`. */
+/* The axes on which a kind does any of `does`. */
 AxisSet axes_any(ParamKind kind, int does);
 
 /* Replicas of each key and value head on `ranks` ranks of tp; 1 where there are at least as many heads as

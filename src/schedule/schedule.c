@@ -99,17 +99,6 @@ bool schedule_adds_in_order(const Schedule *s) {
     return ascending;
 }
 
-/* Copies cell by cell, since orders own their memory. */
-void schedule_copy(Schedule *to, const Schedule *from) {
-    schedule_start(to, from->name, from->ranks);
-    schedule_place(to, from->stages);
-    to->microbatches = from->microbatches;
-    to->split_backward = from->split_backward;
-    memcpy(to->rank_of_stage, from->rank_of_stage, (size_t)from->stages * sizeof *to->rank_of_stage);
-    for (int r = 0; r < from->ranks; r++)
-        for (int i = 0; i < from->orders[r].count; i++) order_add(&to->orders[r], from->orders[r].cells[i]);
-}
-
 /* Grows by doubling: orders may have a million cells. */
 void order_add(Order *o, Cell cell) {
     if (o->count == o->capacity) {

@@ -82,7 +82,6 @@ ErrorCode schedule_check_stages_per_rank(ScheduleName name, int stages_per_rank,
 ErrorCode schedule_make(Schedule *s, ScheduleName name, int ranks, int microbatches, int stages_per_rank,
                         Error *err);
 void schedule_free(Schedule *s);
-void schedule_copy(Schedule *to, const Schedule *from);
 
 bool schedule_has_transfers(const Schedule *s);
 /* Whether each stage accumulates its wgrads from the first microbatch to the last. One rank does the same, so

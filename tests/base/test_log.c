@@ -60,7 +60,6 @@ static void speak(void) {
     log_error("bad %s", "thing");
     log_warn("odd");
     log_info("fact");
-    log_debug("detail");
     log_status("%s", "");
     log_info("after");
 }

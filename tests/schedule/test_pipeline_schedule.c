@@ -658,9 +658,8 @@ static void test_look_ahead(void **state) {
  * complete when they are reduced. */
 static void look_resident(ScheduleName name, Schedule *s, int chunks) {
     for (int active = 1; active <= chunks; active++) {
-        Schedule copy;
+        Schedule copy = made(name, s->ranks, s->microbatches, chunks);
         int most = 0;
-        schedule_copy(&copy, s);
         schedule_add_parameters(&copy, active);
         for (int r = 0; r < copy.ranks; r++)
             for (int i = 0, now = 0; i < copy.orders[r].count; i++) {
