@@ -139,7 +139,7 @@ static void bad_values_are_refused(void **state) {
            "low_freq_factor");
 }
 
-#define OF(type)                                                                                  \
+#define CONFIG_OF(type)                                                                           \
     "{\"model_type\":\"" type "\",\"vocab_size\":50,\"hidden_size\":32,\"intermediate_size\":48," \
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":4,\"head_dim\":8"
 #define YARN_OF(original) "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0" original "}"
@@ -149,28 +149,32 @@ static void bad_values_are_refused(void **state) {
 static void rotation_is_read_as_transformers_reads_it(void **state) {
     (void)state;
     ModelConfig c;
-    accept(&c, OF("llama") ",\"original_max_position_embeddings\":16," YARN_OF("") "}");
+    accept(&c, CONFIG_OF("llama") ",\"original_max_position_embeddings\":16," YARN_OF("") "}");
     assert_int_equal(c.rope_scaling.original_max_position_embeddings, 16);
-    accept(&c, OF("llama") "," YARN_OF(",\"original_max_position_embeddings\":24") "}");
+    accept(&c, CONFIG_OF("llama") "," YARN_OF(",\"original_max_position_embeddings\":24") "}");
     assert_int_equal(c.rope_scaling.original_max_position_embeddings, 24);
-    refuse(OF("llama") ",\"original_max_position_embeddings\":16," YARN_OF(
+    refuse(CONFIG_OF("llama") ",\"original_max_position_embeddings\":16," YARN_OF(
                ",\"original_max_position_embeddings\":24") "}",
            "original_max_position_embeddings is said twice");
     accept(&c,
-           OF("llama") ",\"original_max_position_embeddings\":16,\"rope_scaling\":{\"rope_type\":\"llama3\","
-                       "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0}}");
+           CONFIG_OF(
+               "llama") ",\"original_max_position_embeddings\":16,\"rope_scaling\":{\"rope_type\":\"llama3\","
+                        "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0}}");
     assert_int_equal(c.rope_scaling.original_max_position_embeddings, 16);
-    refuse(OF("llama") "," YARN_OF(",\"attention_factor\":0.0") "}", "attention_factor");
-    refuse(OF("llama") ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2.0},\"rope_parameters\":{"
-                       "\"rope_type\":\"linear\",\"factor\":2.0,\"rope_theta\":50.0}}",
-           "contradict");
-    refuse(OF("llama") ",\"rope_theta\":20.0,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2.0,"
-                       "\"rope_theta\":50.0}}",
-           "rope_theta is said twice");
+    refuse(CONFIG_OF("llama") "," YARN_OF(",\"attention_factor\":0.0") "}", "attention_factor");
+    refuse(
+        CONFIG_OF("llama") ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2.0},\"rope_parameters\":{"
+                           "\"rope_type\":\"linear\",\"factor\":2.0,\"rope_theta\":50.0}}",
+        "contradict");
+    refuse(
+        CONFIG_OF("llama") ",\"rope_theta\":20.0,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2.0,"
+                           "\"rope_theta\":50.0}}",
+        "rope_theta is said twice");
     accept(
         &c,
-        OF("llama") ",\"rope_theta\":50.0,\"rope_scaling\":{},\"rope_parameters\":{\"rope_type\":\"linear\","
-                    "\"factor\":2.0}}");
+        CONFIG_OF(
+            "llama") ",\"rope_theta\":50.0,\"rope_scaling\":{},\"rope_parameters\":{\"rope_type\":\"linear\","
+                     "\"factor\":2.0}}");
     assert_true(c.rope_scaling.factor == 2 && c.rope_theta == 50);
 }
 
@@ -179,40 +183,41 @@ static void rotation_by_kind_of_layer(void **state) {
     (void)state;
     ModelConfig c;
     refuse(
-        OF("gemma3_text") ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\",\"factor\":4.0,"
-                          "\"truncate\":false}}}",
+        CONFIG_OF(
+            "gemma3_text") ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\",\"factor\":4.0,"
+                           "\"truncate\":false}}}",
         "truncate");
-    refuse(OF("gemma3_text") ",\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2.0}}",
+    refuse(CONFIG_OF("gemma3_text") ",\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2.0}}",
            "full_attention");
-    refuse(OF("gemma3_text") ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0}}", "rope_type");
-    refuse(OF("qwen3") ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}",
+    refuse(CONFIG_OF("gemma3_text") ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0}}", "rope_type");
+    refuse(CONFIG_OF("qwen3") ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}",
            "by kind of layer");
-    accept(&c, OF("gemma3_text") ",\"rope_parameters\":{\"full_attention\":{\"rope_theta\":50.0},"
-                                 "\"sliding_attention\":{}}}");
+    accept(&c, CONFIG_OF("gemma3_text") ",\"rope_parameters\":{\"full_attention\":{\"rope_theta\":50.0},"
+                                        "\"sliding_attention\":{}}}");
     assert_true(c.rope_theta == 50 && c.rope_local_theta == 10000);
-    refuse(OF("olmo3") ",\"rope_theta\":50.0}", "layers with windows would rotate by 500000");
-    accept(&c, OF("olmo3") ",\"rope_theta\":500000.0}");
+    refuse(CONFIG_OF("olmo3") ",\"rope_theta\":50.0}", "layers with windows would rotate by 500000");
+    accept(&c, CONFIG_OF("olmo3") ",\"rope_theta\":500000.0}");
 }
 
 static void empty_parameters_are_not_the_default(void **state) {
     (void)state;
-    refuse(OF("gpt_oss") ",\"rope_parameters\":{}}", "rope_parameters is empty");
+    refuse(CONFIG_OF("gpt_oss") ",\"rope_parameters\":{}}", "rope_parameters is empty");
 }
 
 static void other_keys_that_change_attention(void **state) {
     (void)state;
     ModelConfig c;
-    refuse(OF("llama") ",\"is_causal\":false}", "is_causal");
-    refuse(OF("mistral") ",\"is_causal\":null}", "is_causal");
-    accept(&c, OF("llama") ",\"is_causal\":true}");
-    refuse(OF("gemma2") ",\"attn_logit_softcapping\":0.0}", "attn_logit_softcapping is 0");
-    refuse(OF("gemma3_text") ",\"final_logit_softcapping\":0}", "final_logit_softcapping is 0");
-    accept(&c, OF("gemma2") ",\"attn_logit_softcapping\":null}");
+    refuse(CONFIG_OF("llama") ",\"is_causal\":false}", "is_causal");
+    refuse(CONFIG_OF("mistral") ",\"is_causal\":null}", "is_causal");
+    accept(&c, CONFIG_OF("llama") ",\"is_causal\":true}");
+    refuse(CONFIG_OF("gemma2") ",\"attn_logit_softcapping\":0.0}", "attn_logit_softcapping is 0");
+    refuse(CONFIG_OF("gemma3_text") ",\"final_logit_softcapping\":0}", "final_logit_softcapping is 0");
+    accept(&c, CONFIG_OF("gemma2") ",\"attn_logit_softcapping\":null}");
 #define LISTED ",\"layer_types\":[\"sliding_attention\",\"full_attention\"],\"sliding_window\":4"
-    refuse(OF("smollm3") LISTED ",\"use_sliding_window\":false}", "use_sliding_window is false");
-    accept(&c, OF("smollm3") LISTED ",\"use_sliding_window\":true}");
+    refuse(CONFIG_OF("smollm3") LISTED ",\"use_sliding_window\":false}", "use_sliding_window is false");
+    accept(&c, CONFIG_OF("smollm3") LISTED ",\"use_sliding_window\":true}");
     assert_true(model_block(&c, 0).window == 4 && model_block(&c, 1).window == 0);
-    accept(&c, OF("phi3") ",\"sliding_window\":4,\"sliding_window_pattern\":1}");
+    accept(&c, CONFIG_OF("phi3") ",\"sliding_window\":4,\"sliding_window_pattern\":1}");
     assert_int_equal(model_block(&c, 0).window, 4);
 }
 
@@ -229,9 +234,9 @@ static void second_names_of_keys(void **state) {
            "n_positions in the family gpt2, which is missing");
     accept(&c, OF_GPT2 ",\"n_head\":4,\"num_attention_heads\":4,\"num_hidden_layers\":null}");
     assert_int_equal(c.num_attention_heads, 4);
-    refuse(OF("deepseek_v3") ",\"num_local_experts\":4}", "another name of n_routed_experts");
-    refuse(OF("deepseek_v3") ",\"num_mtp_layers\":1}", "another name of num_nextn_predict_layers");
-    refuse(OF("deepseek_v2") ",\"n_routed_experts\":8,\"num_experts\":4}",
+    refuse(CONFIG_OF("deepseek_v3") ",\"num_local_experts\":4}", "another name of n_routed_experts");
+    refuse(CONFIG_OF("deepseek_v3") ",\"num_mtp_layers\":1}", "another name of num_nextn_predict_layers");
+    refuse(CONFIG_OF("deepseek_v2") ",\"n_routed_experts\":8,\"num_experts\":4}",
            "another name of n_routed_experts");
 }
 
@@ -239,13 +244,13 @@ static void second_names_of_keys(void **state) {
 static void null_is_no_switch_that_is_on(void **state) {
     (void)state;
     ModelConfig c;
-    refuse(OF("deepseek_v3") ",\"norm_topk_prob\":null}", "norm_topk_prob is null");
-    refuse(OF("deepseek_v3") ",\"rope_interleave\":null}", "rope_interleave is null");
-    refuse(OF("gemma2") ",\"tie_word_embeddings\":null}", "tie_word_embeddings is null");
-    refuse(OF("llama") "," YARN_OF(",\"truncate\":null") "}", "truncate is null");
-    accept(&c, OF("llama") ",\"tie_word_embeddings\":null}");
+    refuse(CONFIG_OF("deepseek_v3") ",\"norm_topk_prob\":null}", "norm_topk_prob is null");
+    refuse(CONFIG_OF("deepseek_v3") ",\"rope_interleave\":null}", "rope_interleave is null");
+    refuse(CONFIG_OF("gemma2") ",\"tie_word_embeddings\":null}", "tie_word_embeddings is null");
+    refuse(CONFIG_OF("llama") "," YARN_OF(",\"truncate\":null") "}", "truncate is null");
+    accept(&c, CONFIG_OF("llama") ",\"tie_word_embeddings\":null}");
     assert_false(c.tie_word_embeddings);
-    refuse(OF("deepseek_v3") ",\"n_group\":1,\"topk_group\":0}", "topk_group");
+    refuse(CONFIG_OF("deepseek_v3") ",\"n_group\":1,\"topk_group\":0}", "topk_group");
 }
 
 /* MLA scores are multiplied by the square of mscale_all_dim's factor, whatever the kind of scaling. */
@@ -269,7 +274,9 @@ static void longrope_has_two_tables(void **state) {
     (void)state;
     ModelConfig c;
     float row[8];
-    accept(&c, OF("phi3") ",\"max_position_embeddings\":128,\"original_max_position_embeddings\":32," LONGROPE
+    accept(
+        &c,
+        CONFIG_OF("phi3") ",\"max_position_embeddings\":128,\"original_max_position_embeddings\":32," LONGROPE
                           "}}");
     double length = sqrt(1 + log(4) / log(32));
     assert_false(rotation_is_long(&c, 32));
@@ -284,14 +291,15 @@ static void longrope_has_two_tables(void **state) {
         }
     }
     assert_true(fabs(c.rope_scaling.factor - 4) < 1e-12);
-    refuse(OF("phi3") "," LONGROPE ",\"original_max_position_embeddings\":32}}",
+    refuse(CONFIG_OF("phi3") "," LONGROPE ",\"original_max_position_embeddings\":32}}",
            "is said twice"); /* the root has 4096 */
     refuse(
-        OF("phi3") ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1.0],\"long_factor\":[1.0]}}",
+        CONFIG_OF(
+            "phi3") ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1.0],\"long_factor\":[1.0]}}",
         "one for each pair");
-    refuse(OF("phi3") ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":2.0}}", "longrope");
-    accept(&c, OF("qwen2") ",\"max_position_embeddings\":128," LONGROPE
-                           ",\"original_max_position_embeddings\":32}}");
+    refuse(CONFIG_OF("phi3") ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":2.0}}", "longrope");
+    accept(&c, CONFIG_OF("qwen2") ",\"max_position_embeddings\":128," LONGROPE
+                                  ",\"original_max_position_embeddings\":32}}");
     assert_int_equal(c.rope_scaling.original_max_position_embeddings, 32);
 }
 
@@ -360,13 +368,15 @@ static void what_is_written_reads_back(void **state) {
     c.rope_theta = 500000.123456789;
     c.rope_scaling = (RopeScaling){8.0, 1.0, 4.0, 8192, .beta_fast = 32, .beta_slow = 1, .truncate = true};
     check_round_trip(&c);
-    accept(&c, OF("phi3") ",\"original_max_position_embeddings\":32,\"partial_rotary_factor\":1.0," LONGROPE
-                          ",\"attention_factor\":1.25,\"factor\":3.0}}");
+    accept(&c, CONFIG_OF(
+                   "phi3") ",\"original_max_position_embeddings\":32,\"partial_rotary_factor\":1.0," LONGROPE
+                           ",\"attention_factor\":1.25,\"factor\":3.0}}");
     check_round_trip(&c);
-    accept(&c, OF("llama") "," LONGROPE ",\"original_max_position_embeddings\":32}}");
+    accept(&c, CONFIG_OF("llama") "," LONGROPE ",\"original_max_position_embeddings\":32}}");
     check_round_trip(&c);
-    accept(&c, OF("phi3") ",\"max_position_embeddings\":32,\"original_max_position_embeddings\":32," LONGROPE
-                          "}}");
+    accept(&c, CONFIG_OF(
+                   "phi3") ",\"max_position_embeddings\":32,\"original_max_position_embeddings\":32," LONGROPE
+                           "}}");
     assert_true(c.rope_scaling.factor == 1 && rope_is_scaled(&c.rope_scaling));
     check_round_trip(&c);
     c = small();
