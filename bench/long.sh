@@ -33,7 +33,7 @@ measure() {
     # shellcheck disable=SC2086
     $start "$build/bench_ranks" --size "$size" ${LAYERS:+--layers "$LAYERS"} --steps "$steps" --cold --name "cp $ranks" run.threads="$own" \
         mesh.cp="$ranks" train.context="$context" train.tokens_per_step="$context" train.microbatch=1 train.recompute="${RECOMPUTE:-full}" \
-        train.loss_rows=512 train.numerics=exact numerics.canonical_cp="$most" "$@" >"$part" 2>"$part.err" || { cat "$part.err" >&2; exit 1; }
+        train.loss_rows=512 numerics.mode=exact numerics.cp_invariant_up_to="$most" "$@" >"$part" 2>"$part.err" || { cat "$part.err" >&2; exit 1; }
     awk -v context="$context" -v ranks="$ranks" '
     function text(key) { match($0, "\"" key "\": [^,}]*"); s = substr($0, RSTART, RLENGTH); sub(/.*: /, "", s); return s }
     function gib(key) { return text(key) / 1073741824 }

@@ -32,7 +32,7 @@ model: {hidden_size: $1, intermediate_size: $2, num_hidden_layers: $3, num_atten
         tie_word_embeddings: true, initialiser: normal}
 data: {sources: [{path: "$text", split: paragraphs}], tokenizer: "$tokenizer", cache_dir: "$out/cache", validation_fraction: 0.02}
 train: {context: $context, microbatch: 8, tokens_per_step: $tokens}
-schedule: {kind: cosine, min_factor: 0.05}
+lr_schedule: {kind: cosine, min_factor: 0.05}
 validation: {samples: 128}
 checkpoint: {every: 0, last_weights_only: true}
 END
@@ -45,7 +45,7 @@ train() {
     every=$((count / marks))
     # shellcheck disable=SC2086
     "$weft" train "$out/config.yaml" run.dir="$out/$name" run.overwrite=true train.steps="$count" \
-        schedule.warmup_steps=$((count / 20)) validation.every=$((every > 0 ? every : 1)) "$@" ${MORE:-} >"$out/$name.log" 2>&1 ||
+        lr_schedule.warmup_steps=$((count / 20)) validation.every=$((every > 0 ? every : 1)) "$@" ${MORE:-} >"$out/$name.log" 2>&1 ||
         { echo "bench: $name failed: $(tail -2 "$out/$name.log")" >&2; exit 1; }
     touch "$out/$name/done"
 }

@@ -28,15 +28,15 @@ fi
 words() {
     case $1 in
     base) ;;
-    one-exact) echo train.numerics=exact ;;
+    one-exact) echo numerics.mode=exact ;;
     ddp) echo mesh.dp_replicate=2 ;;
-    ddp-exact) echo mesh.dp_replicate=2 train.numerics=exact ;;
+    ddp-exact) echo mesh.dp_replicate=2 numerics.mode=exact ;;
     fsdp-always) echo mesh.dp_shard=2 train.reshard_after_forward=always ;;
     fsdp-never) echo mesh.dp_shard=2 train.reshard_after_forward=never ;;
     pp) echo mesh.pp=2 ;;
     tp) echo mesh.tp=2 ;;
     cp) echo mesh.cp=2 ;;
-    one-leaves) echo numerics.canonical_tp=8 ;;
+    one-leaves) echo numerics.tp_invariant_up_to=8 ;;
     *) echo "bench: unknown layout \"$1\"; there are ddp, ddp-exact, fsdp-always, fsdp-never, pp, tp, cp, one-exact and one-leaves" >&2; return 2 ;;
     esac
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Measures the cost of sharding matrices (tp 2) and tokens (cp 2): two ranks with one thread each, compared with one process with two
-# threads; and of split sums: one process with 8 splits (numerics.canonical_tp), compared with one without. Runs come in pairs as in
+# threads; and of split sums: one process with 8 splits (numerics.tp_invariant_up_to), compared with one without. Runs come in pairs as in
 # bench/ranks.sh, whose table it prints for each size. Judge by the second "median": that of the ratios to the run just before. (8 splits
 # need a multiple of 8 heads: 125M has 12, 125M-16h has 16.)
 #

@@ -57,7 +57,7 @@ train:
   microbatch: 4
   tokens_per_step: $tokens
   compute: fp32
-schedule:
+lr_schedule:
   warmup_steps: 2
 END
 }
@@ -100,7 +100,7 @@ done
 printf '%-5s %-9s %-12s %12s %8s  %s\n' size verb setting tokens/s ratio "all ratios"
 for size in $sizes; do
     configure "$size"
-    quietly "$weft" train "$work/config.yaml" -q train.steps=1 schedule.warmup_steps=1 checkpoint.every=1
+    quietly "$weft" train "$work/config.yaml" -q train.steps=1 lr_schedule.warmup_steps=1 checkpoint.every=1
     rm -rf "$work/model"
     cp -r "$(find "$work/run/checkpoints" -maxdepth 1 -name 'step-*' | sort | tail -1)" "$work/model"
     for verb in train generate; do

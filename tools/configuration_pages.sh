@@ -25,7 +25,7 @@ mkdir -p "$pages"
     }
     /^Configuration,/ { on = 1; next }
     !on { next }
-    /^[a-z]+$/ {
+    /^[a-z_]+$/ {
         flush()
         section = $0
         page = pages "/" section ".md"

@@ -77,7 +77,7 @@ inside() {
 
 commands() {
     if [ -n "${FRESH_BRIEF:-}" ]; then
-        inside "$1" env DEMO_OVERRIDES="train.steps=20 schedule.warmup_steps=2" make demo &&
+        inside "$1" env DEMO_OVERRIDES="train.steps=20 lr_schedule.warmup_steps=2" make demo &&
             inside "$1" make test TESTS='^test_(base|cli|groups)'
     else
         inside "$1" make demo && inside "$1" make test

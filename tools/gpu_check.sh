@@ -235,12 +235,12 @@ right() {
         step 120 "recompute-$type" bash -c "train recompute-$type run.device=cuda train.compute=$type train.recompute=full && same recompute-$type gpu-$type"
         step 120 "split-$type" bash -c "train split-$type run.device=cuda train.compute=$type train.split_backward=true && same split-$type gpu-$type"
     done
-    step 120 resume bash -c "train half run.device=cuda train.compute=bf16 train.steps=$((steps / 2)) schedule.total_steps=$steps &&
+    step 120 resume bash -c "train half run.device=cuda train.compute=bf16 train.steps=$((steps / 2)) lr_schedule.total_steps=$steps &&
         go_on half run.device=cuda train.compute=bf16 && same half gpu-bf16"
     step 120 checked env WEFT_CUDA_CHECK=1 bash -c "train checked run.device=cuda train.compute=bf16 && same checked gpu-bf16"
     step 120 profile bash -c "train profile run.device=cuda train.compute=bf16 metrics.profile=true && same profile gpu-bf16"
     step 120 trace bash -c "train trace run.device=cuda train.compute=bf16 metrics.trace=2-3 && same trace gpu-bf16 && grep -c '\"event\": \"traced\"' $out/trace/journal.jsonl"
-    step 120 exact bash -c "train exact run.device=cuda train.numerics=exact train.compute=fp32 && train exact1 run.device=cuda train.numerics=exact train.compute=fp32 train.split_backward=true && same exact1 exact"
+    step 120 exact bash -c "train exact run.device=cuda numerics.mode=exact train.compute=fp32 && train exact1 run.device=cuda numerics.mode=exact train.compute=fp32 train.split_backward=true && same exact1 exact"
     step 120 memory bash -c unchanged
     step 120 eval bash -c evaluated
     step 120 generate "$build/weft" generate "$out/gpu-bf16" --device cuda --prompt light --tokens 20 --temperature 0

@@ -14,7 +14,7 @@
 typedef struct ValueOrigin {
     const char *where; /* escaped for printing */
     bool has_lines;    /* the lines and columns of nodes are meaningful */
-    bool written;      /* by any version of weft: unknown keys are skipped */
+    bool written;      /* by any version of weft: old names are accepted, unknown keys skipped */
     Error *err;
 } ValueOrigin;
 

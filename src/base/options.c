@@ -10,7 +10,8 @@
  *     way in                      origin     where
  *     options_init                default    "default"
  *     options_apply_yaml, _file   given      FILE:LINE, and the column in errors
- *     options_apply_written       given      the name of the written configuration; unknown keys are skipped
+ *     options_apply_written       given      NAME:LINE of the written configuration; old names are accepted,
+ *                                            unknown keys are skipped and listed
  *     options_apply_override      given      "command line"
  *     options_derive, _follow     derived    what it follows from, in words */
 #include "base/options.h"
@@ -60,6 +61,7 @@ void options_free(OptionSet *set) {
         free(set->sources[i].where);
     }
     free(set->sources);
+    text_free(&set->unknown);
     *set = (OptionSet){0};
 }
 
@@ -210,6 +212,25 @@ static bool is_section(const OptionSet *set, const char *path) {
     return false;
 }
 
+/* A key of a renamed section counts only if the new section has it. */
+const OptionRename *options_rename(const OptionSet *set, const char *name, Text *key) {
+    for (const OptionRename *r = set->renames; r && r->old; r++) {
+        size_t length = strlen(r->old);
+        if (strncmp(name, r->old, length) != 0 || (name[length] != '\0' && name[length] != '.')) continue;
+        text_clear(key);
+        text_printf(key, "%s%s", r->key, name + length);
+        if (find_option(set, key->data) != SIZE_MAX || is_section(set, key->data)) return r;
+    }
+    return NULL;
+}
+
+/* The new name of a choice, or NULL if it kept its name. */
+static const char *renamed_value(const OptionRename *r, const char *value) {
+    for (const char *const *pair = r->values; pair && *pair; pair += 2)
+        if (strcmp(pair[0], value) == 0) return pair[1];
+    return NULL;
+}
+
 static const char *last_part(const char *path) {
     const char *dot = strrchr(path, '.');
     return dot ? dot + 1 : path;
@@ -254,24 +275,39 @@ static const char *nearest_key(const OptionSet *set, const char *path, Text *out
     return found ? out->data : NULL;
 }
 
-/* An unknown key always fails: if it were ignored, another model than intended would be trained. */
-static ErrorCode unknown_key(const OptionSet *set, const char *path, int line, int column,
+/* The error for an old name. `value` as in unknown_key. */
+static ErrorCode old_name(const OptionSet *set, const OptionRename *r, const char *path, const char *key,
+                          const char *value, int line, int column, const ValueOrigin *origin) {
+    const char *now = value ? renamed_value(r, value) : NULL;
+    if (find_option(set, key) == SIZE_MAX)
+        return value_fail(origin, line, column, path, "the section is called %s now", key);
+    if (!now) return value_fail(origin, line, column, path, "the key is called %s now", key);
+    return value_fail(origin, line, column, path, "the key is called %s now, and its value %s is %s", key,
+                      value, now);
+}
+
+/* An unknown key always fails: if it were ignored, another model than intended would be trained. `value` is
+ * its scalar text, or NULL. */
+static ErrorCode unknown_key(const OptionSet *set, const char *path, const char *value, int line, int column,
                              const ValueOrigin *origin) {
-    Text nearest = {0};
+    Text name = {0};
     ErrorCode code;
+    const OptionRename *renamed = options_rename(set, path, &name);
     const char *meant = options_synonym(set->synonyms, path);
-    if (!meant) meant = nearest_key(set, path, &nearest);
-    if (meant)
+    if (!renamed && !meant) meant = nearest_key(set, path, &name);
+    if (renamed)
+        code = old_name(set, renamed, path, name.data, value, line, column, origin);
+    else if (meant)
         code = value_fail(origin, line, column, path, "unknown key; did you mean %s?", meant);
     else
         code = value_fail(origin, line, column, path, "unknown key; see --help for all keys");
-    text_free(&nearest);
+    text_free(&name);
     return code;
 }
 
 ErrorCode options_check_key(const OptionSet *set, const char *where, const char *key, Error *err) {
     const ValueOrigin origin = {.where = where, .err = err};
-    return find_option(set, key) != SIZE_MAX ? OK : unknown_key(set, key, 0, 0, &origin);
+    return find_option(set, key) != SIZE_MAX ? OK : unknown_key(set, key, NULL, 0, 0, &origin);
 }
 
 static bool is_last_part(const OptionSet *set, const char *name) {
@@ -280,11 +316,22 @@ static bool is_last_part(const OptionSet *set, const char *name) {
     return false;
 }
 
-/* Whether a key in an unknown section deserves a message of its own: the key is a synonym, or it is one of
- * weft's keys and its section is a synonym. */
+static bool is_renamed(const OptionSet *set, const char *path) {
+    Text key = {0};
+    bool is = options_rename(set, path, &key) != NULL;
+    text_free(&key);
+    return is;
+}
+
+/* Whether a key in an unknown section deserves a message of its own: the key is an old name or a synonym, or
+ * it is one of weft's keys and its section is a synonym. */
 static bool is_known(const OptionSet *set, const char *section, const char *path) {
-    return options_synonym(set->synonyms, path) ||
+    return is_renamed(set, path) || options_synonym(set->synonyms, path) ||
            (options_synonym(set->synonyms, section) && is_last_part(set, last_part(path)));
+}
+
+static const char *scalar_text(const YamlNode *node) {
+    return node->kind == YAML_NODE_SCALAR ? node->text : NULL;
 }
 
 /* Returns the error for the first such key at any depth, or OK if there is none. */
@@ -296,7 +343,8 @@ static ErrorCode unknown_inside(const OptionSet *set, const char *section, const
         text_printf(&path, "%s.%s", section, map->keys[i]);
         code = unknown_inside(set, path.data, map->items[i], origin);
         if (code == OK && is_known(set, section, path.data))
-            code = unknown_key(set, path.data, map->key_lines[i], map->key_columns[i], origin);
+            code = unknown_key(set, path.data, scalar_text(map->items[i]), map->key_lines[i],
+                               map->key_columns[i], origin);
         text_free(&path);
     }
     return code;
@@ -304,6 +352,56 @@ static ErrorCode unknown_inside(const OptionSet *set, const char *section, const
 
 static ErrorCode apply_section(OptionSet *set, const char *section, const YamlNode *map,
                                const ValueOrigin *origin);
+
+static ErrorCode set_given(OptionSet *set, size_t option, const char *path, const YamlNode *value, int line,
+                           const ValueOrigin *origin) {
+    TRY(value_set(&set->table[option], field_of(set, option), path, value, origin));
+    Text where = {0};
+    text_printf(&where, "%s:%d", origin->where, line);
+    set_source(set, option, ORIGIN_GIVEN, where.data);
+    text_free(&where);
+    return OK;
+}
+
+/* Sets the new key to the new name of the value. If a file has both keys, the new one wins. */
+static ErrorCode set_renamed(OptionSet *set, size_t option, const OptionRename *r, const YamlNode *value,
+                             int line, const ValueOrigin *origin) {
+    const char *text = scalar_text(value), *now = text ? renamed_value(r, text) : NULL;
+    YamlNode node = *value;
+    if (set->sources[option].origin == ORIGIN_GIVEN) return OK;
+    if (now) node.text = (char *)(uintptr_t)now;
+    return set_given(set, option, set->table[option].key, &node, line, origin);
+}
+
+static void add_unknown(OptionSet *set, const char *path, const YamlNode *value) {
+    char name[128], text[128];
+    const char *shown = scalar_text(value) ? value->text : value->kind == YAML_NODE_LIST ? "[...]" : "{}";
+    text_printf(&set->unknown, "%s%s: %s", set->unknown.length ? ", " : "",
+                error_escape(name, sizeof name, path, strlen(path)),
+                error_escape(text, sizeof text, shown, strlen(shown)));
+}
+
+/* A key that another version of weft wrote: an old name, or one that this version does not know. Every map is
+ * read as a section. */
+static ErrorCode apply_foreign(OptionSet *set, const char *path, const YamlNode *value, int line,
+                               const ValueOrigin *origin) {
+    Text key = {0};
+    const OptionRename *renamed = options_rename(set, path, &key);
+    size_t option = renamed ? find_option(set, key.data) : SIZE_MAX;
+    text_free(&key);
+    if (option != SIZE_MAX) return set_renamed(set, option, renamed, value, line, origin);
+    if (value->kind == YAML_NODE_MAP && value->count > 0) return apply_section(set, path, value, origin);
+    add_unknown(set, path, value);
+    return OK;
+}
+
+/* The error for a user's key or section that does not exist. A section is explained by its first key that has
+ * a message of its own: an old name, or one of another program. */
+static ErrorCode refuse_entry(const OptionSet *set, const char *path, const YamlNode *value, int line,
+                              int column, const ValueOrigin *origin) {
+    TRY(unknown_inside(set, path, value, origin));
+    return unknown_key(set, path, scalar_text(value), line, column, origin);
+}
 
 /* One key of a section: an option, a nested section, or an error. */
 static ErrorCode apply_entry(OptionSet *set, const char *path, const YamlNode *map, size_t i,
@@ -317,20 +415,10 @@ static ErrorCode apply_entry(OptionSet *set, const char *path, const YamlNode *m
     if (option != SIZE_MAX && strchr(map->keys[i], '.'))
         return value_fail(origin, line, column, path,
                           "keys with dots are for the command line; write a section with a key in it");
-    if (option != SIZE_MAX) {
-        TRY(value_set(&set->table[option], field_of(set, option), path, value, origin));
-        Text where = {0};
-        text_printf(&where, "%s:%d", origin->where, line);
-        set_source(set, option, ORIGIN_GIVEN, where.data);
-        text_free(&where);
-        return OK;
-    }
-    /* Another version of weft may have written keys that this one does not know. */
-    if (!is_section(set, path)) {
-        if (origin->written) return OK;
-        TRY(unknown_inside(set, path, value, origin));
-        return unknown_key(set, path, line, column, origin);
-    }
+    if (option != SIZE_MAX) return set_given(set, option, path, value, line, origin);
+    if (!is_section(set, path))
+        return origin->written ? apply_foreign(set, path, value, line, origin)
+                               : refuse_entry(set, path, value, line, column, origin);
     if (value->kind == YAML_NODE_MAP) return apply_section(set, path, value, origin);
     /* "section:" with nothing below it, all its keys commented out. */
     if (value->kind == YAML_NODE_SCALAR && !value->quoted && !*value->text) return OK;
@@ -365,12 +453,15 @@ ErrorCode options_apply_yaml(OptionSet *set, const char *where, const YamlNode *
 
 ErrorCode options_apply_written(OptionSet *set, const char *where, const char *yaml, Error *err) {
     YamlNode *root;
-    char found[128];
-    const ValueOrigin origin = {.where = where, .has_lines = true, .written = true, .err = err};
+    char name[512], found[128];
+    const ValueOrigin origin = {.where = error_escape(name, sizeof name, where, strlen(where)),
+                                .has_lines = true,
+                                .written = true,
+                                .err = err};
     TRY(yaml_tree_parse(where, yaml, strlen(yaml), &root, err));
     ErrorCode code = root->kind == YAML_NODE_MAP
                          ? apply_section(set, "", root, &origin)
-                         : error_set(err, ERR_CONFIG, "%s: expected sections with keys, found %s", where,
+                         : error_set(err, ERR_CONFIG, "%s: expected sections with keys, found %s", name,
                                      value_describe(root, found));
     yaml_tree_free(root);
     return code;
@@ -382,7 +473,7 @@ static bool is_assignment(const OptionSet *set, const char *word) {
     size_t length = strcspn(word, "=");
     if (!word[length]) return false;
     text_add(&key, word, length);
-    bool is = find_option(set, key.data) != SIZE_MAX;
+    bool is = find_option(set, key.data) != SIZE_MAX || is_renamed(set, key.data);
     key.data[strcspn(key.data, ".")] = '\0';
     is |= length > 0 && is_section(set, key.data);
     text_free(&key);
@@ -437,7 +528,7 @@ ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *
         code = value_fail(&origin, 0, 0, key.data,
                           "this is a section; name one of its keys, as in %s.key=value", key.data);
     } else {
-        code = unknown_key(set, key.data, 0, 0, &origin);
+        code = unknown_key(set, key.data, value, 0, 0, &origin);
     }
     text_free(&key);
     return code;

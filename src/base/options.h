@@ -80,6 +80,13 @@ typedef struct OptionSynonym {
     const char *name, *key;
 } OptionSynonym;
 
+/* The old name of a renamed key, or of a renamed section and all its keys. A user's old name is an error that
+ * gives the new name; options_apply_written accepts old names. */
+typedef struct OptionRename {
+    const char *old, *key;
+    const char *const *values; /* pairs of old and new choice, ended by NULL; NULL: unchanged */
+} OptionRename;
+
 typedef enum OptionOrigin { ORIGIN_DEFAULT, ORIGIN_GIVEN, ORIGIN_DERIVED } OptionOrigin;
 
 /* Whether an optional OPT_DOUBLE or OPT_CHOICE of an item was not given: it is NaN or -1. */
@@ -97,6 +104,8 @@ typedef struct OptionSet {
     void *target;                  /* the struct */
     OptionSource *sources;         /* [count] */
     const OptionSynonym *synonyms; /* ended by name == NULL; NULL for none */
+    const OptionRename *renames;   /* ended by old == NULL; NULL for none */
+    Text unknown;                  /* skipped by options_apply_written: "train.speed: 2, other.key: [...]" */
 } OptionSet;
 
 /* Sets every field to its default. target must be zeroed. */
@@ -114,10 +123,13 @@ ErrorCode options_derive_part(OptionSet *set, const void *part, const void *from
                               const char *where, Error *err);
 /* Derives the keys that follow others, if they are 0. */
 ErrorCode options_follow(OptionSet *set, Error *err);
-/* Reads the output of options_write_yaml by any version: keys that are not in the table are skipped. */
+/* Reads the output of options_write_yaml by any version: old names are accepted, and keys that are not in the
+ * table are skipped and listed in set->unknown. */
 ErrorCode options_apply_written(OptionSet *set, const char *where, const char *yaml, Error *err);
 /* ERR_CONFIG, with `where` and the nearest name, for a key that is not in the table. */
 ErrorCode options_check_key(const OptionSet *set, const char *where, const char *key, Error *err);
+/* The rename of an old name, with the new name in `key`; NULL if it is not an old name. */
+const OptionRename *options_rename(const OptionSet *set, const char *name, Text *key);
 /* weft's key or section for a synonym, or NULL. */
 const char *options_synonym(const OptionSynonym *synonyms, const char *name);
 bool options_is_set(const OptionSet *set, const char *key); /* given by a file or the command line */

@@ -21,7 +21,8 @@ static ErrorCode run_config(const Arguments *args, Error *err) {
     Text out = {0};
     const char *path = args->operand_count ? args->operands[0] : NULL;
     int overrides = args->operand_count ? args->operand_count - 1 : 0;
-    ErrorCode code = config_load(&c, &set, path, overrides, args->operands + 1, checkpoint_find_model, err);
+    ErrorCode code =
+        config_load_either(&c, &set, path, overrides, args->operands + 1, checkpoint_find_model, err);
     if (code == OK) {
         options_write_yaml(&set, &out, !arguments_has(args, "--plain"));
         fwrite(out.data, 1, out.length, stdout);
@@ -34,11 +35,13 @@ static ErrorCode run_config(const Arguments *args, Error *err) {
 const Verb verb_config = {
     .name = "config",
     .summary = "the resolved configuration, with the source of each value",
-    .synopsis = "[CONFIG.yaml [section.key=value ...]]",
+    .synopsis = "[CONFIG.yaml | RUN [section.key=value ...]]",
     .details = "Each line says where its value came from: default, file:line, or command line. Without a "
-               "file: all defaults.\n\n"
+               "file: all defaults. Of a run directory: its config.yaml; keys that weft called by "
+               "another name then have the names of today.\n\n"
                "Examples:\n"
-               "  weft config configs/demo.yaml optimizer.lr=1e-3",
+               "  weft config configs/demo.yaml optimizer.lr=1e-3\n"
+               "  weft config --plain runs/old >my.yaml",
     .flags = flags,
     .options = config_options,
     .min_operands = 0,

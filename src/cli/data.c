@@ -44,7 +44,7 @@ static ErrorCode name_caches(Named *n, const Config *c, Error *err) {
 static ErrorCode read_config(Named *n, const char *path, Error *err) {
     Config c;
     OptionSet set;
-    ErrorCode code = config_load(&c, &set, path, 0, NULL, checkpoint_find_model, err);
+    ErrorCode code = config_load_either(&c, &set, path, 0, NULL, checkpoint_find_model, err);
     if (code == OK) code = name_caches(n, &c, err);
     options_free(&set);
     return code == OK ? OK : error_context(err, "nothing was removed");
@@ -55,11 +55,10 @@ static ErrorCode read_operand(Named *n, const char *operand, Error *err) {
     n->operand = operand;
     char *own = path_join(operand, "config.yaml");
     ErrorCode code = OK;
-    bool is_dir = file_is_dir(operand);
-    if (is_dir && !file_exists(own))
+    if (file_is_dir(operand) && !file_exists(own))
         n->dir = mem_strdup(operand);
     else
-        code = read_config(n, is_dir ? own : operand, err);
+        code = read_config(n, operand, err);
     free(own);
     return code;
 }

@@ -475,7 +475,7 @@ const Verb verb_eval = {
         "weft train: by default each has a share of\n"
         "the weights (mesh.dp_shard). The figures have the same bits on any number of them; with mesh.tp and "
         "mesh.cp they are those of\n"
-        "numerics.canonical_tp and numerics.canonical_cp, which one rank may be given too. "
+        "numerics.tp_invariant_up_to and numerics.cp_invariant_up_to, which one rank may be given too. "
         "comm.watchdog_s=N is how long they wait for one that hangs.\n\n"
         "Examples:\n"
         "  weft eval runs/demo some-text.txt\n"

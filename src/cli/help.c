@@ -150,17 +150,27 @@ void help_write_overview(Text *out, int width) {
     add_entry(out, "VERB --help", "flags, examples and configuration of a verb", width);
 }
 
-/* Help of one key or one section of the configuration, by its own name or another program's. False, and
- * nothing written, if there is none. */
+/* The table of keys with all names, without values. */
+static OptionSet all_names(void) {
+    OptionSet set = {.table = config_options(), .synonyms = config_synonyms, .renames = config_renames};
+    while (set.table[set.count].key) set.count++;
+    return set;
+}
+
+/* Help of one key or one section of the configuration, by its own name, its old one or another program's.
+ * False, and nothing written, if there is none. */
 static bool help_write_key(const char *name, Text *out, int width) {
-    const char *ours = options_synonym(config_synonyms, name);
-    return options_write_help_of(config_options(), name, out, clamp_width(width)) ||
-           (ours && options_write_help_of(config_options(), ours, out, clamp_width(width)));
+    OptionSet set = all_names();
+    Text today = {0};
+    const char *ours = options_rename(&set, name, &today) ? today.data : options_synonym(set.synonyms, name);
+    bool found = options_write_help_of(set.table, name, out, clamp_width(width)) ||
+                 (ours && options_write_help_of(set.table, ours, out, clamp_width(width)));
+    text_free(&today);
+    return found;
 }
 
 static ErrorCode unknown_key(const char *name, Error *err) {
-    OptionSet set = {.table = config_options(), .synonyms = config_synonyms};
-    while (set.table[set.count].key) set.count++;
+    OptionSet set = all_names();
     return options_check_key(&set, "help", name, err);
 }
 

@@ -182,12 +182,6 @@ static ErrorCode inspect_path(const Arguments *args, const char *path, Error *er
 
 /* ---- parameter groups ---- */
 
-/* A configuration, or a run, which holds its own resolved one: a run's groups are those of its last start,
- * whatever has happened to the original file. The caller frees the result. */
-static char *config_path(const char *operand) {
-    return file_is_dir(operand) ? path_join(operand, "config.yaml") : mem_strdup(operand);
-}
-
 /* Names and shapes follow from the configuration; no weights are opened. So one can see before starting a run
  * which parameters a pattern matches. */
 static ErrorCode print_groups(const Config *c, Error *err) {
@@ -209,17 +203,16 @@ static ErrorCode print_groups(const Config *c, Error *err) {
     return code;
 }
 
-/* The configuration is loaded as for a run, so the groups are the same. */
+/* The configuration is loaded as for a run, so the groups are the same. A run directory holds its own
+ * resolved one: its groups are those of its last start, whatever has happened to the original file. */
 static ErrorCode inspect_groups(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
-    char *path = config_path(args->operands[0]);
-    ErrorCode code =
-        config_load(&c, &set, path, args->operand_count - 1, args->operands + 1, checkpoint_find_model, err);
+    ErrorCode code = config_load_either(&c, &set, args->operands[0], args->operand_count - 1,
+                                        args->operands + 1, checkpoint_find_model, err);
     if (code == OK) code = setup_shape_alone(&c, &set, err);
     if (code == OK) code = print_groups(&c, err);
     options_free(&set);
-    free(path);
     return code;
 }
 

@@ -151,7 +151,10 @@ static ErrorCode check_positions(const ModelConfig *c, int64_t positions, Error 
 /* ---- ranks ---- */
 
 bool model_is_key(const char *word) {
-    static const char *const keys[] = {"mesh.", "numerics.canonical_", "comm.watchdog_s"};
+    static const char *const keys[] = {"mesh.", "numerics.tp_invariant_up_to", "numerics.cp_invariant_up_to",
+                                       "comm.watchdog_s",
+                                       /* Old names, which read_keys refuses with the new ones. */
+                                       "numerics.canonical_", "parallel.context"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (strncmp(word, keys[i], strlen(keys[i])) == 0) return true;
     return false;
@@ -171,7 +174,7 @@ ErrorCode model_check_ranks(const ModelRanks *ranks, int size, Error *err) {
     Config c = {.data.seed = 0};
     OptionSet set = {0};
     Mesh built;
-    ErrorCode code = options_init(&set, config_options(), &c, err);
+    ErrorCode code = config_set_open(&set, &c, err);
     if (code == OK) code = read_keys(&set, ranks, err);
     if (code == OK) code = mesh_build(&built, &c.mesh, size, err);
     options_free(&set);
@@ -181,7 +184,7 @@ ErrorCode model_check_ranks(const ModelRanks *ranks, int size, Error *err) {
 ErrorCode model_watchdog(const ModelRanks *ranks, double *seconds, Error *err) {
     Config c = {.data.seed = 0};
     OptionSet set = {0};
-    ErrorCode code = options_init(&set, config_options(), &c, err);
+    ErrorCode code = config_set_open(&set, &c, err);
     if (code == OK) code = read_keys(&set, ranks, err);
     *seconds = c.comm.watchdog_s;
     options_free(&set);
@@ -208,7 +211,7 @@ static ErrorCode agree_on_model(OpenModel *m, Error *err) {
 static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape,
                             const ModelRanks *ranks, RankSpec *spec, Error *err) {
     Config *c = &m->config;
-    TRY(options_init(&m->set, config_options(), c, err));
+    TRY(config_set_open(&m->set, c, err));
     if (ranks) TRY(read_keys(&m->set, ranks, err));
     TRY(arguments_int(args, "--threads", 0, 4096, &c->run.threads, err));
     TRY(read_compute(m, args, err));
@@ -221,8 +224,9 @@ static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *ar
     checkpoint_warn_balance(weights_of(m));
     TRY(modelfiles_check_shape(weights_of(m), &spec->model, err));
     spec->adapters = adapter_spec(&m->adapter);
-    spec->splits = (int)c->numerics.canonical_tp;
-    spec->exact_chunks = (int)c->numerics.canonical_cp;
+    spec->context = (CpComm)c->cp_comm;
+    spec->splits = (int)c->numerics.tp_invariant_up_to;
+    spec->exact_chunks = (int)c->numerics.cp_invariant_up_to;
     spec->exact =
         spec->exact_chunks > 0; /* only exact sums have exact chunks, and inference has no such sums */
     spec->positions = context_of(&spec->model, shape);

@@ -36,8 +36,8 @@ typedef struct PassShape {
 } PassShape;
 
 /* The ranks that shard a model or split its work: a Comm without a mesh yet; and keys: the layout of ranks
- * ("mesh.pp=2"), the degrees whose bits the passes reproduce ("numerics.canonical_tp=4"), and how long ranks
- * wait for each other ("comm.watchdog_s=60"). */
+ * ("mesh.pp=2"), the degrees whose bits the passes reproduce ("numerics.tp_invariant_up_to=4"), and how long
+ * ranks wait for each other ("comm.watchdog_s=60"). */
 typedef struct ModelRanks {
     Comm *comm;
     int key_count;
@@ -68,7 +68,8 @@ bool model_ends_text(const OpenModel *m, int32_t id);
 ErrorCode stored_type(const Arguments *args, SafeType *out, Error *err);
 
 /* clang-format off */
-#define BASE_FLAG {"--base", 0, "DIR", "of an adapter: where its base model is, when not where it says itself"}
+#define BASE_FLAG \
+    {"--base", 0, "DIR", "of an adapter: where its base model is, when not where it says itself"}
 /* clang-format on */
 #define MODEL_FLAGS                                                                                     \
     {"--tokenizer", 0, "SPEC",                                                                          \

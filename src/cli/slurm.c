@@ -267,7 +267,7 @@ const Verb verb_slurm = {
         "by its keys and values. \"weft report\" and \"weft compare\" take several of them.\n\n"
         "Examples:\n"
         "  weft slurm my.yaml -N 8 --per-node 4 --time 12:00:00 --submit\n"
-        "  weft slurm my.yaml -N 4-8 --per-node 2 train.numerics=exact\n"
+        "  weft slurm my.yaml -N 4-8 --per-node 2 numerics.mode=exact\n"
         "  weft slurm my.yaml -N 1 --sweep 'optimizer.lr=1e-3,2e-3,4e-3' --submit",
     .flags = flags,
     .options = NULL,

@@ -20,10 +20,10 @@ const Option mesh_options[] = {
         "left."),
     INT("mesh.cp", cp, "1", 1, 1e6, SUMS,
         "Context-parallel ranks: they share the tokens of each sequence, and what a rank holds as dp_shard "
-        "does; see parallel.context."),
+        "does; see mesh.cp_comm."),
     INT("mesh.tp", tp, "1", 1, 1e6, NOTHING,
         "Tensor-parallel ranks: they share heads, the MLP, the vocabulary, and the tokens between them; the "
-        "curve has the same bits (numerics.canonical_tp)."),
+        "curve has the same bits (numerics.tp_invariant_up_to)."),
     INT("mesh.ep", ep, "1", 1, 1e6, NOTHING,
         "Expert-parallel ranks: of those of dp_shard x cp, so many neighbours share the experts of each "
         "layer out, and send them each other's tokens; a power of two. The curve has the same bits."),

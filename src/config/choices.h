@@ -26,8 +26,9 @@ typedef enum Reshard { RESHARD_KINDS(CHOICE_CONSTANT) } Reshard;
     X(SYNC_STEP, "step") X(SYNC_MICROBATCH, "microbatch") X(SYNC_REPLICA, "replica") X(SYNC_AUTO, "auto")
 typedef enum GradientSync { SYNC_KINDS(CHOICE_CONSTANT) } GradientSync;
 
-/* parallel.context; never auto once it is resolved. */
-#define CP_COMMS(X) X(CP_COMM_AUTO, "auto") X(CP_COMM_ALL_TO_ALL, "heads") X(CP_COMM_ALL_GATHER, "keys")
+/* mesh.cp_comm; never auto once it is resolved. */
+#define CP_COMMS(X) \
+    X(CP_COMM_AUTO, "auto") X(CP_COMM_ALL_TO_ALL, "all_to_all") X(CP_COMM_ALL_GATHER, "all_gather")
 typedef enum CpComm { CP_COMMS(CHOICE_CONSTANT) } CpComm;
 
 #define STORE_TYPES(X) X(STORE_FP32, "fp32") X(STORE_BF16, "bf16")

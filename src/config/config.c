@@ -16,18 +16,19 @@
 #include "model/families/family.h"
 
 enum { MOST_MICROBATCHES = 1000000 }; /* per step and rank: programs have an action for each */
+enum { RUN_CONFIG_LIMIT = 1 << 20 };  /* bytes of config.yaml */
 
 /* With a floor of 0 both of the two equal drops would end at 0. */
 static ErrorCode check_schedule(const Config *c, const OptionSet *set, Error *err) {
-    if (c->schedule.kind != SCHEDULE_DROPS || c->schedule.min_factor > 0) return OK;
+    if (c->lr_schedule.kind != SCHEDULE_DROPS || c->lr_schedule.min_factor > 0) return OK;
     return options_fail(
-        set, "schedule.min_factor", err,
-        "schedule.kind drops goes down to it in two equal steps: expected more than 0, such as 0.1");
+        set, "lr_schedule.min_factor", err,
+        "lr_schedule.kind drops goes down to it in two equal steps: expected more than 0, such as 0.1");
 }
 
 int config_step_sizes(const Config *c, int64_t tokens[STEP_SIZES]) {
     int count = 0;
-    for (int64_t size = c->train.batch_start; size > 0 && size < c->train.tokens_per_step; size *= 2)
+    for (int64_t size = c->train.rampup_start; size > 0 && size < c->train.tokens_per_step; size *= 2)
         tokens[count++] = size;
     tokens[count++] = c->train.tokens_per_step;
     return count;
@@ -40,7 +41,7 @@ static int64_t size_of_step(const Config *c, int64_t step, int64_t *all) {
     int growing = config_step_sizes(c, sizes) - 1;
     *all = 0;
     for (int i = 0; i < growing; i++) {
-        int64_t share = (c->train.batch_warmup + growing - 1) / growing;
+        int64_t share = (c->train.rampup_tokens + growing - 1) / growing;
         *all += (share + sizes[i] - 1) / sizes[i];
         if (step < *all) return sizes[i];
     }
@@ -112,35 +113,36 @@ static ErrorCode take_router_bias(Config *c, OptionSet *set, Error *err) {
 
 /* A step is divided into whole microbatches on every mesh; layout_build checks this also for the steps of the
  * ramp-up. */
-static ErrorCode check_batch_warmup(const Config *c, const OptionSet *set, Error *err) {
-    int64_t start = c->train.batch_start, whole = c->train.tokens_per_step, size = start, first, last;
-    if (start == 0 && c->train.batch_warmup == 0) return OK;
-    if (start == 0 || c->train.batch_warmup == 0)
-        return options_fail(set, start ? "train.batch_warmup" : "train.batch_start", err,
-                            "a batch warm-up is said by train.batch_start and train.batch_warmup together");
+static ErrorCode check_rampup(const Config *c, const OptionSet *set, Error *err) {
+    int64_t start = c->train.rampup_start, whole = c->train.tokens_per_step, size = start, first, last;
+    if (start == 0 && c->train.rampup_tokens == 0) return OK;
+    if (start == 0 || c->train.rampup_tokens == 0)
+        return options_fail(set, start ? "train.rampup_tokens" : "train.rampup_start", err,
+                            "a ramp-up of the batch size needs train.rampup_start and "
+                            "train.rampup_tokens together");
     if (whole == 0)
-        return options_fail(set, "train.batch_start", err,
-                            "a batch warm-up wants train.tokens_per_step said, too");
+        return options_fail(set, "train.rampup_start", err,
+                            "a ramp-up of the batch size needs train.tokens_per_step, too");
     while (size < whole) size *= 2;
     if (size != whole || start == whole)
         return options_fail(
-            set, "train.batch_start", err,
+            set, "train.rampup_start", err,
             "%lld, doubled again and again, never is train.tokens_per_step, %lld: expected its half, "
             "quarter, ...",
             (long long)start, (long long)whole);
     if (config_traces(c, &first, &last) && first <= config_first_whole_step(c))
         return options_fail(set, "metrics.trace", err,
-                            "steps of the batch warm-up are not traced: it ends with step %lld",
+                            "steps of the ramp-up of the batch size are not traced: it ends with step %lld",
                             (long long)config_first_whole_step(c));
     return OK;
 }
 
 static ErrorCode check_spans(const Config *c, const OptionSet *set, Error *err) {
-    if (c->numerics.canonical_cp == 0 || c->train.numerics == NUMERICS_EXACT) return OK;
-    return options_fail(set, "numerics.canonical_cp", err,
-                        "%lld, which is of train.numerics: exact; in fast numerics the ranks of mesh.cp "
+    if (c->numerics.cp_invariant_up_to == 0 || c->numerics.mode == NUMERICS_EXACT) return OK;
+    return options_fail(set, "numerics.cp_invariant_up_to", err,
+                        "%lld, which is of numerics.mode: exact; in fast numerics the ranks of mesh.cp "
                         "are terms of sums as data-parallel ones are: leave it out",
-                        (long long)c->numerics.canonical_cp);
+                        (long long)c->numerics.cp_invariant_up_to);
 }
 
 /* The estimate needs squared norms that add up, hence the 2-norm. */
@@ -170,7 +172,7 @@ static ErrorCode take_momentum(const Config *c, OptionSet *set, Error *err) {
 
 /* Why a model or mesh cannot have an MTP module; NULL if it can. */
 static const char *refuses_mtp_module(const Config *c) {
-    if (c->train.mtp_depth > 1) return "train.multi_token above 1: checkpoints of the family have one module";
+    if (c->train.mtp_depth > 1) return "train.mtp_depth above 1: checkpoints of the family have one module";
     if (!model_family(&c->model.shape)->arch.mtp_module)
         return "another model.family than deepseek_v3: files of no other one have a module";
     return NULL;
@@ -180,11 +182,9 @@ static ErrorCode check_mtp_module(const Config *c, const OptionSet *set, Error *
     const char *why = refuses_mtp_module(c);
     if (c->train.mtp_kind != MTP_KIND_MODULE) return OK;
     if (c->train.mtp_depth == 0)
-        return options_fail(set, "train.multi_token_kind", err,
-                            "a module is one: set train.multi_token to 1");
+        return options_fail(set, "train.mtp_kind", err, "a module is one: set train.mtp_depth to 1");
     if (!why) return OK;
-    return options_fail(set, "train.multi_token_kind", err,
-                        "a module is not in this version together with %s", why);
+    return options_fail(set, "train.mtp_kind", err, "a module is not in this version together with %s", why);
 }
 
 /* Features that MTP heads do not support: a tied head's gradient is computed in a different way, and weights
@@ -196,7 +196,7 @@ static ErrorCode check_mtp(const Config *c, const OptionSet *set, Error *err) {
                         : c->model.shape.tie_word_embeddings ? "model.tie_word_embeddings"
                                                              : NULL;
     if (c->train.mtp_depth == 0 || !other) return check_mtp_module(c, set, err);
-    return options_fail(set, "train.multi_token", err,
+    return options_fail(set, "train.mtp_depth", err,
                         "MTP heads together with %s are not in this version: leave "
                         "one of them out",
                         other);
@@ -284,22 +284,28 @@ static ErrorCode check_ranks(const StringList *ranks, Error *err) {
 /* A range test multiplies, so it must start above 0. */
 static ErrorCode check_range_test(const OptionSet *set, const ScheduleOptions *s, Error *err) {
     if (s->kind == SCHEDULE_RANGE && s->warmup_from > 0)
-        return options_fail(set, "schedule.warmup_from", err, "schedule.kind: range has no warmup");
+        return options_fail(set, "lr_schedule.warmup_from", err, "lr_schedule.kind: range has no warmup");
     if (s->kind != SCHEDULE_RANGE || s->min_factor > 0) return OK;
-    return options_fail(set, "schedule.min_factor", err,
-                        "schedule.kind: range starts at this share of optimizer.lr, which must be above 0: "
-                        "1e-5, say");
+    return options_fail(set, "lr_schedule.min_factor", err,
+                        "lr_schedule.kind: range starts at this share of optimizer.lr, which must be above "
+                        "0: 1e-5, say");
 }
 
-/* Keys, or the facts about a run's data. A misspelt key would otherwise be found only when the supervisor
- * resumes the run, possibly at night: so it is refused when the configuration is read. */
+/* Names in run.allow_changes that are not keys: facts about a run's data, and keys that only another version
+ * of weft knows. */
+static bool is_no_key(const char *name) {
+    static const char *const names[] = {"data", "tokenizer", "mixture", "base", "unknown"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
+/* A misspelt key would otherwise be found only when the supervisor resumes the run, possibly at night: so it
+ * is refused when the configuration is read. */
 static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Error *err) {
     for (size_t i = 0; i < keys->count; i++) {
         const char *key = keys->items[i];
-        if (strcmp(key, "data") == 0 || strcmp(key, "tokenizer") == 0 || strcmp(key, "mixture") == 0 ||
-            strcmp(key, "base") == 0)
-            continue;
-        TRY(options_check_key(set, "run.allow_changes", key, err));
+        if (!is_no_key(key)) TRY(options_check_key(set, "run.allow_changes", key, err));
     }
     return OK;
 }
@@ -321,7 +327,7 @@ ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
 static int64_t choose_sequences(const Config *c, int ranks) {
     /* Whatever divides the smallest step divides the others. */
     int64_t context = c->train.context,
-            step = c->train.batch_start > 0 ? c->train.batch_start : c->train.tokens_per_step;
+            step = c->train.rampup_start > 0 ? c->train.rampup_start : c->train.tokens_per_step;
     if (step > 0 && c->pipeline.microbatches > 0 && step % (c->pipeline.microbatches * ranks * context) == 0)
         return step / (c->pipeline.microbatches * ranks * context);
     int64_t chosen = (2048 + context - 1) / context;
@@ -391,19 +397,35 @@ ErrorCode config_derive(Config *c, OptionSet *set, Error *err) {
     return model_options_derive(&c->model, set, err);
 }
 
-/* The order: defaults, file, command line, checks across keys, shapes from files, derived values. Thus a
- * wrong key is found before a model file is opened, and derived values see all their inputs. The caller frees
- * `set` and `c` by options_free, also after a failure. */
-ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count,
-                      const char *const *overrides, FindModel find, Error *err) {
-    memset(c, 0, sizeof *c);
+ErrorCode config_set_open(OptionSet *set, Config *c, Error *err) {
     TRY(options_init(set, config_options(), c, err));
     set->synonyms = config_synonyms;
-    if (path) TRY(options_apply_file(set, path, err));
-    for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
+    set->renames = config_renames;
+    return OK;
+}
+
+/* As in a user's file, a key that this version does not know is an error. */
+static ErrorCode apply_run(OptionSet *set, const char *dir, Error *err) {
+    Text yaml = {0};
+    char *path = path_join(dir, "config.yaml");
+    ErrorCode code = file_read_text(path, RUN_CONFIG_LIMIT, &yaml, err);
+    if (code == OK) code = options_apply_written(set, path, yaml.data, err);
+    if (code == OK && set->unknown.length)
+        code = error_set(err, ERR_CONFIG,
+                         "%s: keys that this weft does not know: %s; use the weft that wrote them", path,
+                         set->unknown.data);
+    text_free(&yaml);
+    free(path);
+    return code;
+}
+
+/* Completes and checks the given values: first checks across keys, then shapes from files, then derived
+ * values. So a wrong word is found before the file of a model is opened, and derived values see all that they
+ * follow from. */
+static ErrorCode complete(Config *c, OptionSet *set, FindModel find, Error *err) {
     TRY(check_ranks(&c->metrics.log_ranks, err));
     TRY(check_trace(set, c->metrics.trace, err));
-    TRY(check_range_test(set, &c->schedule, err));
+    TRY(check_range_test(set, &c->lr_schedule, err));
     if (c->metrics.command.count > 0 && !*c->metrics.command.items[0])
         return options_fail(set, "metrics.command", err, "expected a program as the first word, found \"\"");
     TRY(check_changes(set, &c->run.allow_changes, err));
@@ -414,7 +436,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     TRY(model_options_initialiser(&c->model, set, err));
     TRY(take_momentum(c, set, err));
     TRY(check_schedule(c, set, err));
-    TRY(check_batch_warmup(c, set, err));
+    TRY(check_rampup(c, set, err));
     TRY(check_spans(c, set, err));
     TRY(check_noise(c, set, err));
     TRY(check_lora(c, set, err));
@@ -432,4 +454,24 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     /* More ranks only restrict the possible sizes further; the mesh's restrictions are checked when the mesh
      * is known. */
     return c->pipeline.microbatches ? OK : divide_step(c, 1, &sequences, &microbatches, err);
+}
+
+/* `set` and `c` are the caller's to free by options_free, after a failure too. */
+static ErrorCode load(Config *c, OptionSet *set, const char *path, bool run, int override_count,
+                      const char *const *overrides, FindModel find, Error *err) {
+    memset(c, 0, sizeof *c);
+    TRY(config_set_open(set, c, err));
+    if (path) TRY(run ? apply_run(set, path, err) : options_apply_file(set, path, err));
+    for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
+    return complete(c, set, find, err);
+}
+
+ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count,
+                      const char *const *overrides, FindModel find, Error *err) {
+    return load(c, set, path, false, override_count, overrides, find, err);
+}
+
+ErrorCode config_load_either(Config *c, OptionSet *set, const char *path, int override_count,
+                             const char *const *overrides, FindModel find, Error *err) {
+    return load(c, set, path, path && file_is_dir(path), override_count, overrides, find, err);
 }

@@ -24,34 +24,29 @@ typedef struct TrainOptions {
     int64_t steps, context;
     int64_t microbatch;       /* sequences; 0: chosen for speed */
     int64_t tokens_per_step;  /* 0: one microbatch */
-    int64_t batch_start;      /* tokens of the first steps (batch-size ramp-up); 0: tokens_per_step */
-    int64_t batch_warmup;     /* tokens over which steps grow to tokens_per_step */
+    int64_t rampup_start;     /* tokens of the first steps (batch-size ramp-up); 0: tokens_per_step */
+    int64_t rampup_tokens;    /* tokens over which steps grow to tokens_per_step */
     int compute;              /* ComputeKind */
     int recompute;            /* Recompute */
     int64_t loss_rows;        /* tokens whose logits exist at a time; 0: chosen automatically */
     double z_loss;            /* coefficient; 0: none */
     double router_bias_speed; /* change of an expert's bias in a step; 0: none */
-    double expert_capacity;   /* rows of a dispatch chunk over a rank's own (token, expert) assignments */
+    double ep_buffer_factor;  /* rows of a dispatch chunk over a rank's own (token, expert) assignments */
     int64_t mtp_depth;        /* MTP heads */
     int mtp_kind;             /* MtpKind */
     double mtp_loss_weight;
     int64_t stop_after_bad; /* consecutive non-finite steps */
     bool split_backward;
-    int numerics;      /* Numerics */
     int gradient_sync; /* GradientSync */
     int reshard;       /* Reshard */
 } TrainOptions;
 
 /* How sums over ranks are split into partials, independent of the mesh. */
 typedef struct NumericsOptions {
-    int64_t canonical_tp; /* partials of sums over mesh.tp; 0: its degree when the run began */
-    int64_t canonical_cp; /* token spans of a microbatch in exact sums; 0: what mesh.cp needs then */
+    int mode;                   /* Numerics */
+    int64_t tp_invariant_up_to; /* partials of sums over mesh.tp; 0: its degree when the run began */
+    int64_t cp_invariant_up_to; /* token spans of a microbatch in exact sums; 0: what mesh.cp needs then */
 } NumericsOptions;
-
-/* Kinds of parallelism, where there are several. */
-typedef struct ParallelOptions {
-    int context; /* CpComm */
-} ParallelOptions;
 
 typedef struct PipelineOptions {
     char *schedule;       /* a name, or a CSV file */
@@ -111,11 +106,11 @@ typedef struct Config {
     TrainOptions train;
     NumericsOptions numerics;
     MeshOptions mesh;
-    ParallelOptions parallel;
+    int cp_comm; /* CpComm: mesh.cp_comm, a key that comm/ need not know */
     CommOptions comm;
     PipelineOptions pipeline;
     OptimizerOptions optimizer;
-    ScheduleOptions schedule;
+    ScheduleOptions lr_schedule;
     ValidationOptions validation;
     EvaluationOptions evaluation;
     CheckpointOptions checkpoint;
@@ -128,6 +123,10 @@ typedef struct Config {
 const Option *config_options(void);
 /* Names of keys in TorchTitan, Lingua, transformers, litgpt, nanoGPT and Megatron; ended by name == NULL. */
 extern const OptionSynonym config_synonyms[];
+/* Old names of renamed keys; ended by old == NULL. */
+extern const OptionRename config_renames[];
+/* options_init with the table of all keys, their synonyms and old names. c must be zeroed. */
+ErrorCode config_set_open(OptionSet *set, Config *c, Error *err);
 
 /* Finds the model directory for model.init. A callback, since checkpoint_find_model is above configuration.
  * The caller frees *dir. */
@@ -137,6 +136,11 @@ typedef ErrorCode (*FindModel)(const char *where, char **dir, Error *err);
  * vocab_size 0 stays 0 until the tokenizer is known. The caller frees the set with options_free. */
 ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count,
                       const char *const *overrides, FindModel find, Error *err);
+
+/* The same for a file or a run directory. In a run directory it reads config.yaml, where old names of keys
+ * are accepted because weft wrote them. */
+ErrorCode config_load_either(Config *c, OptionSet *set, const char *path, int override_count,
+                             const char *const *overrides, FindModel find, Error *err);
 
 /* Derives in c and its set the values that follow from the keys alone; config_load has done it. */
 ErrorCode config_derive(Config *c, OptionSet *set, Error *err);
@@ -155,8 +159,8 @@ bool config_logs_rank(const Config *c, int rank);
 /* Checks that the ranks of metrics.log_ranks are below `world`. */
 ErrorCode config_check_ranks(const Config *c, int world, Error *err);
 
-/* Batch-size ramp-up: steps of train.batch_start tokens, then of twice as many, and so on up to
- * train.tokens_per_step, each size for an equal part of train.batch_warmup tokens, rounded up to whole
+/* Batch-size ramp-up: steps of train.rampup_start tokens, then of twice as many, and so on up to
+ * train.tokens_per_step, each size for an equal part of train.rampup_tokens tokens, rounded up to whole
  * steps. */
 enum { STEP_SIZES = 40 };
 /* The sizes in tokens, ascending, ending with train.tokens_per_step; returns how many. */

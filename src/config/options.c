@@ -29,7 +29,7 @@ static const Option run_options[] = {
          "Start anew in a directory that already holds a run, whose records and checkpoints are removed."),
     TEXTS("run.allow_changes", run.allow_changes, "", NOTHING,
           "Keys that may differ from those of the checkpoint that a run goes on from; also data, tokenizer, "
-          "mixture, base."),
+          "mixture, base; unknown: keys that this weft does not know."),
     TABLE_END};
 
 static const Option train_options[] = {
@@ -50,12 +50,12 @@ static const Option train_options[] = {
      * others, "An empirical model of large-batch training", 2018: early in training few tokens give as good a
      * gradient. The size doubles instead of growing in small steps, since each size needs a program of its
      * own. */
-    INT("train.batch_start", train.batch_start, "0", 0, 1e12, CURVE,
-        "Tokens of the first steps, which are doubled until they are train.tokens_per_step; 0: no batch "
-        "warm-up."),
-    INT("train.batch_warmup", train.batch_warmup, "0", 0, 1e15, CURVE,
-        "Batch warm-up: tokens over which steps grow from train.batch_start to train.tokens_per_step, an "
-        "equal share for each size, in whole steps."),
+    INT("train.rampup_start", train.rampup_start, "0", 0, 1e12, CURVE,
+        "Tokens of the first steps, which are doubled until they are train.tokens_per_step; 0: no ramp-up of "
+        "the batch size."),
+    INT("train.rampup_tokens", train.rampup_tokens, "0", 0, 1e15, CURVE,
+        "Ramp-up of the batch size: tokens over which steps grow from train.rampup_start to "
+        "train.tokens_per_step, an equal share for each size, in whole steps."),
     /* Another dtype is other mathematics. `auto` is resolved once in the life of a run (train/setup.c). */
     CHOICE("train.compute", train.compute, "auto", CHOICE_WORDS(COMPUTE_KINDS), CURVE,
            "Dtype of activations and products; auto is bf16 where the processor multiplies it natively."),
@@ -81,20 +81,20 @@ static const Option train_options[] = {
          "chosen, if it had fewer tokens than the mean, and taken off if it had more; 0 is none. Where "
          "nobody says it, experts that start from random weights have 0.02, of llama4_text 0.01, of "
          "deepseek_v3 0.001."),
-    REAL("train.expert_capacity", train.expert_capacity, "1.25", 1, 64, NOTHING,
+    REAL("train.ep_buffer_factor", train.ep_buffer_factor, "1.25", 1, 64, NOTHING,
          "With mesh.ep: rows that a rank's experts have memory for at a time, as a multiple of those of its "
          "own tokens. What is more comes in further rounds: nothing is dropped, and the bits are the same."),
     /* Gloeckle and others, "Better & faster large language models via multi-token prediction", 2024: separate
      * heads on the same hidden states. They are part of the trained model. */
-    INT("train.multi_token", train.mtp_depth, "0", 0, MTP_DEPTH_MAX, RUN,
+    INT("train.mtp_depth", train.mtp_depth, "0", 0, MTP_DEPTH_MAX, RUN,
         "Multi-token prediction: MTP heads, the k-th of which is trained on the k-th token behind the "
         "next one; validation, generation and Hugging Face's classes use none of them."),
-    CHOICE("train.multi_token_kind", train.mtp_kind, "heads", CHOICE_WORDS(MTP_KINDS), RUN,
-           "What the MTP heads of train.multi_token are. heads: a matrix each, on the states of the "
+    CHOICE("train.mtp_kind", train.mtp_kind, "heads", CHOICE_WORDS(MTP_KINDS), RUN,
+           "What the MTP heads of train.mtp_depth are. heads: a matrix each, on the states of the "
            "head. module: one as DeepSeek-V3 has it, a block behind the last that reads the next token too "
            "and ends in the model's own head. For deepseek_v3, whose files have it."),
-    REAL("train.multi_token_weight", train.mtp_loss_weight, "1", 0, 100, CURVE,
-         "Weight of the loss of each MTP head of train.multi_token in the sum that is trained on."),
+    REAL("train.mtp_loss_weight", train.mtp_loss_weight, "1", 0, 100, CURVE,
+         "Weight of the loss of each MTP head of train.mtp_depth in the sum that is trained on."),
     /* dgrad and wgrad compute the same elements as the combined backward: a schedule may delay the wgrad
      * until a rank has nothing else to do. */
     BOOL("train.split_backward", train.split_backward, "false", NOTHING,
@@ -104,12 +104,6 @@ static const Option train_options[] = {
     INT("train.stop_after_bad", train.stop_after_bad, "5", 1, 1e9, NOTHING,
         "Stop after this many non-finite steps in a row; each is skipped and counted."),
 
-    /* Sums in fixed point do not depend on the order, since integer addition is associative. They cost memory
-     * and traffic (figures in docs/use/reproducibility.md), so they are optional. */
-    CHOICE("train.numerics", train.numerics, "fast", CHOICE_WORDS(NUMERICS_KINDS), SUMS,
-           "How gradients of microbatches are summed. exact: in fixed point, the same bits however the "
-           "microbatches of a step are shared out among ranks and accumulation; another train.microbatch "
-           "makes other bits. fast: in floating point."),
     /* The frequency of reductions determines the order of sums, except in exact numerics. auto follows from
      * other keys alone (plan/sync.h) and is saved as the resolved value. */
     CHOICE("train.gradient_sync", train.gradient_sync, "auto", CHOICE_WORDS(SYNC_KINDS), SUMS,
@@ -121,26 +115,33 @@ static const Option train_options[] = {
            "Whether gathered parameters are dropped after use and gathered again for the backward pass; "
            "auto: yes, but not in pipelines."),
 
+    /* Sums in fixed point do not depend on the order, since integer addition is associative. They cost memory
+     * and traffic (figures in docs/use/reproducibility.md), so they are optional. */
+    CHOICE("numerics.mode", numerics.mode, "fast", CHOICE_WORDS(NUMERICS_KINDS), SUMS,
+           "How gradients of microbatches are summed. exact: in fixed point, the same bits however the "
+           "microbatches of a step are shared out among ranks and accumulation; another train.microbatch "
+           "makes other bits. fast: in floating point."),
     /* For partials and the tree over them see device.h, base/tree.h. Fixed for the life of a run, so that it
      * may continue with fewer tensor-parallel ranks and the same bits. */
-    INT("numerics.canonical_tp", numerics.canonical_tp, "0", 0, 64, BITS,
+    INT("numerics.tp_invariant_up_to", numerics.tp_invariant_up_to, "0", 0, 64, BITS,
         "Pieces into which sums that mesh.tp shares are cut, on one rank as well: every degree whose share "
         "of them is a power of two has the same bits; 0: mesh.tp when the run begins."),
 
     /* The same for tokens. In fast numerics cp is one more axis whose ranks contribute terms to a sum. */
-    INT("numerics.canonical_cp", numerics.canonical_cp, "0", 0, 4096, BITS,
+    INT("numerics.cp_invariant_up_to", numerics.cp_invariant_up_to, "0", 0, 4096, BITS,
         "Spans of a microbatch's tokens whose gradients exact numerics round each by itself, on one rank as "
-        "well: every mesh.cp that divides it has the same bits, by keys where that takes two of them or "
-        "more, in powers of two; 0: mesh.cp when the run begins, twice that by keys. Fast numerics have "
-        "none."),
+        "well: every mesh.cp that divides it has the same bits, by all_gather where that takes two of them "
+        "or more, in powers of two; 0: mesh.cp when the run begins, twice that by all_gather. Fast numerics "
+        "have none."),
     TABLE_END};
 
-static const Option parallel_options[] = {
+static const Option cp_options[] = {
     /* In exact numerics both have the same bits. */
-    CHOICE("parallel.context", parallel.context, "auto", CHOICE_WORDS(CP_COMMS), SUMS,
-           "How ranks of mesh.cp attend to each other's tokens: heads: they change tokens for heads, at most "
-           "as many ranks as key and value heads; keys: each gathers keys and values of all, any number of "
-           "ranks; auto: what sends fewer bytes, of those that can be."),
+    CHOICE("mesh.cp_comm", cp_comm, "auto", CHOICE_WORDS(CP_COMMS), SUMS,
+           "How ranks of mesh.cp attend to each other's tokens. all_to_all: they exchange tokens for heads "
+           "(DeepSpeed Ulysses), at most as many ranks as key and value heads; all_gather: each gathers "
+           "keys and values of all, any number of ranks; auto: what sends fewer bytes, of those that can "
+           "be."),
     TABLE_END};
 
 static const Option pipeline_options[] = {
@@ -285,11 +286,11 @@ static const struct {
     {tokenizer_options, offsetof(Config, data.tokenizer_keys)},
     {train_options, 0},
     {mesh_options, offsetof(Config, mesh)},
-    {parallel_options, 0},
+    {cp_options, 0},
     {comm_options, offsetof(Config, comm)},
     {pipeline_options, 0},
     {optimizer_options, offsetof(Config, optimizer)},
-    {schedule_options, offsetof(Config, schedule)},
+    {schedule_options, offsetof(Config, lr_schedule)},
     {record_options, 0},
 };
 

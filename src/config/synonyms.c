@@ -1,8 +1,11 @@
-/* Names of weft's keys in other programs: TorchTitan, Lingua, transformers, litgpt, nanoGPT, Megatron-LM.
+/* Names of weft's keys in other programs (TorchTitan, Lingua, transformers, litgpt, nanoGPT, Megatron-LM),
+ * and old names of renamed keys.
  *
  * A name with a dot matches exactly; one without matches the last component of any unknown key. None of them
  * is the last component of a weft key, so that the right name in the wrong section finds its own key.
- * tests/config/test_synonyms.c checks both, tests/program/test_hints.sh the messages. */
+ * tests/config/test_synonyms.c checks both, tests/program/test_hints.sh the messages.
+ *
+ * Old names stay in config_renames for good, because run directories and checkpoints contain them. */
 #include "config/config.h"
 
 /* clang-format off */
@@ -74,7 +77,7 @@ const OptionSynonym config_synonyms[] = {
     {"global_batch_size", "train.tokens_per_step"}, {"gradient_accumulation_steps", "train.tokens_per_step"},
     {"grad_acc_steps", "train.tokens_per_step"}, {"gradient_accumulation_iters", "train.tokens_per_step"},
     {"accumulate_grad_batches", "train.tokens_per_step"}, {"tokens_per_batch", "train.tokens_per_step"},
-    {"num_tokens_per_train_step", "train.tokens_per_step"}, {"rampup_batch_size", "train.batch_start"},
+    {"num_tokens_per_train_step", "train.tokens_per_step"}, {"rampup_batch_size", "train.rampup_start"},
     {"precision", "train.compute"}, {"mixed_precision", "train.compute"},
     {"mixed_precision_param", "train.compute"}, {"bf16", "train.compute"}, {"fp16", "train.compute"},
     {"torch_dtype", "train.compute"}, {"model_dtype", "train.compute"}, {"train.dtype", "train.compute"},
@@ -85,10 +88,10 @@ const OptionSynonym config_synonyms[] = {
     {"num_chunks", "train.loss_rows"}, {"enable_fused_linear_cross_entropy", "train.loss_rows"},
     {"load_balance_coeff", "train.router_bias_speed"},
     {"router_bias_update_speed", "train.router_bias_speed"},
-    {"moe_router_bias_update_rate", "train.router_bias_speed"}, {"mtp_layers", "train.multi_token"},
-    {"mtp_num_layers", "train.multi_token"}, {"n_future_head", "train.multi_token"},
-    {"mtp_scale", "train.multi_token_weight"}, {"mtp_loss_scaling_factor", "train.multi_token_weight"},
-    {"fsdp_reshard_after_forward", "train.reshard_after_forward"}, {"deterministic", "train.numerics"},
+    {"moe_router_bias_update_rate", "train.router_bias_speed"}, {"mtp_layers", "train.mtp_depth"},
+    {"mtp_num_layers", "train.mtp_depth"}, {"n_future_head", "train.mtp_depth"},
+    {"mtp_scale", "train.mtp_loss_weight"}, {"mtp_loss_scaling_factor", "train.mtp_loss_weight"},
+    {"fsdp_reshard_after_forward", "train.reshard_after_forward"}, {"deterministic", "numerics.mode"},
     {"dp", "mesh.dp_shard"}, {"dp_size", "mesh.dp_shard"}, {"data_parallel_size", "mesh.dp_shard"},
     {"data_parallel_degree", "mesh.dp_shard"}, {"data_parallel_shard_degree", "mesh.dp_shard"},
     {"fsdp", "mesh.dp_shard"}, {"fsdp_type", "mesh.dp_shard"}, {"ddp", "mesh.dp_replicate"},
@@ -99,8 +102,8 @@ const OptionSynonym config_synonyms[] = {
     {"pipeline_model_parallel_size", "mesh.pp"}, {"cp_size", "mesh.cp"},
     {"context_parallel_degree", "mesh.cp"}, {"context_parallel_size", "mesh.cp"}, {"ep_size", "mesh.ep"},
     {"expert_parallel_degree", "mesh.ep"}, {"expert_model_parallel_size", "mesh.ep"},
-    {"context_parallel_load_balancer", "parallel.context"},
-    {"context_parallel_rotate_method", "parallel.context"}, {"cp_comm_type", "parallel.context"},
+    {"context_parallel_load_balancer", "mesh.cp_comm"},
+    {"context_parallel_rotate_method", "mesh.cp_comm"}, {"cp_comm_type", "mesh.cp_comm"},
     {"init_timeout_seconds", "comm.watchdog_s"}, {"train_timeout_seconds", "comm.watchdog_s"},
     {"ddp_timeout", "comm.watchdog_s"}, {"pipeline_parallel_schedule", "pipeline.schedule"},
     {"pipeline_parallel_schedule_csv", "pipeline.schedule"},
@@ -118,17 +121,18 @@ const OptionSynonym config_synonyms[] = {
     {"max_norm", "optimizer.clip"}, {"clip_grad", "optimizer.clip"}, {"gradient_clip_val", "optimizer.clip"},
     {"gradient_clipping", "optimizer.clip"}, {"param_groups", "optimizer.groups"},
     {"optimizer.param_groups.pattern", "optimizer.groups"}, {"ema_decay", "optimizer.ema"},
-    {"lr_scheduler_type", "schedule.kind"}, {"lr_decay_style", "schedule.kind"},
-    {"decay_type", "schedule.kind"}, {"decay_lr", "schedule.kind"}, {"optim.scheduler", "schedule.kind"},
-    {"warmup", "schedule.warmup_steps"}, {"warmup_iters", "schedule.warmup_steps"},
-    {"warmup_ratio", "schedule.warmup_steps"}, {"lr_warmup_steps", "schedule.warmup_steps"},
-    {"lr_warmup_iters", "schedule.warmup_steps"}, {"lr_warmup_fraction", "schedule.warmup_steps"},
-    {"num_warmup_steps", "schedule.warmup_steps"}, {"lr_decay_iters", "schedule.total_steps"},
-    {"lr_decay_steps", "schedule.total_steps"}, {"min_lr", "schedule.min_factor"},
-    {"lr_min", "schedule.min_factor"}, {"lr_min_ratio", "schedule.min_factor"},
-    {"min_lr_factor", "schedule.min_factor"}, {"min_lr_ratio", "schedule.min_factor"},
-    {"min_lr_rate", "schedule.min_factor"}, {"decay_fraction", "schedule.decay_ratio"},
-    {"cosine_theta", "schedule.theta"}, {"exp_factor", "schedule.exponent"},
+    {"lr_scheduler_type", "lr_schedule.kind"}, {"lr_decay_style", "lr_schedule.kind"},
+    {"decay_type", "lr_schedule.kind"}, {"decay_lr", "lr_schedule.kind"},
+    {"optim.scheduler", "lr_schedule.kind"},
+    {"warmup", "lr_schedule.warmup_steps"}, {"warmup_iters", "lr_schedule.warmup_steps"},
+    {"warmup_ratio", "lr_schedule.warmup_steps"}, {"lr_warmup_steps", "lr_schedule.warmup_steps"},
+    {"lr_warmup_iters", "lr_schedule.warmup_steps"}, {"lr_warmup_fraction", "lr_schedule.warmup_steps"},
+    {"num_warmup_steps", "lr_schedule.warmup_steps"}, {"lr_decay_iters", "lr_schedule.total_steps"},
+    {"lr_decay_steps", "lr_schedule.total_steps"}, {"min_lr", "lr_schedule.min_factor"},
+    {"lr_min", "lr_schedule.min_factor"}, {"lr_min_ratio", "lr_schedule.min_factor"},
+    {"min_lr_factor", "lr_schedule.min_factor"}, {"min_lr_ratio", "lr_schedule.min_factor"},
+    {"min_lr_rate", "lr_schedule.min_factor"}, {"decay_fraction", "lr_schedule.decay_ratio"},
+    {"cosine_theta", "lr_schedule.theta"}, {"exp_factor", "lr_schedule.exponent"},
     {"eval_interval", "validation.every"}, {"eval_steps", "validation.every"},
     {"eval_every", "validation.every"}, {"val_check_interval", "validation.every"},
     {"validation.freq", "validation.every"}, {"validation.enable", "validation.every"},
@@ -158,9 +162,27 @@ const OptionSynonym config_synonyms[] = {
     {"enable_profiling", "metrics.trace"}, {"profile_freq", "metrics.trace"},
     {"save_traces_folder", "metrics.trace"}, {"trace_folder", "metrics.trace"},
     {"profiling", "metrics.trace"}, {"profiler", "metrics.trace"}, {"probe_freq", "metrics.probe"},
-    {"training", "train"}, {"optim", "optimizer"}, {"lr_scheduler", "schedule"}, {"scheduler", "schedule"},
-    {"parallelism", "mesh"}, {"distributed", "mesh"}, {"logging", "metrics"}, {"dataloader", "data"},
-    {"validator", "validation"},
+    {"training", "train"}, {"optim", "optimizer"}, {"lr_scheduler", "lr_schedule"},
+    {"scheduler", "lr_schedule"}, {"parallelism", "mesh"}, {"parallel", "mesh"}, {"distributed", "mesh"},
+    {"logging", "metrics"}, {"dataloader", "data"}, {"validator", "validation"},
     {NULL, NULL},
 };
 /* clang-format on */
+
+static const char *const cp_comms[] = {"heads", "all_to_all", "keys", "all_gather", NULL};
+
+const OptionRename config_renames[] = {
+    {"train.multi_token", "train.mtp_depth", NULL},
+    {"train.multi_token_kind", "train.mtp_kind", NULL},
+    {"train.multi_token_weight", "train.mtp_loss_weight", NULL},
+    {"train.expert_capacity", "train.ep_buffer_factor", NULL},
+    {"train.batch_start", "train.rampup_start", NULL},
+    {"train.batch_warmup", "train.rampup_tokens", NULL},
+    {"train.numerics", "numerics.mode", NULL},
+    {"numerics.canonical_tp", "numerics.tp_invariant_up_to", NULL},
+    {"numerics.canonical_cp", "numerics.cp_invariant_up_to", NULL},
+    {"parallel.context", "mesh.cp_comm", cp_comms},
+    {"schedule", "lr_schedule", NULL},
+    {"data.chat_learn", "data.chat_loss_on", NULL},
+    {NULL, NULL, NULL},
+};

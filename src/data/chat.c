@@ -561,7 +561,7 @@ static ErrorCode put_conversation(Sink *s, const Conversation *v, Turns *t) {
     } else if (count == 0) {
         return error_set(s->err, ERR_DATA,
                          "%s: no message has the role \"assistant\", found %s: there is nothing to train on; "
-                         "rename the role whose messages are answers (data.chat_learn=all trains on every "
+                         "rename the role whose messages are answers (data.chat_loss_on=all trains on every "
                          "message)",
                          v->where, roles_found(v, roles, sizeof roles));
     } else if (template_marks_assistant(s->chat->template)) {

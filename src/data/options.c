@@ -103,7 +103,7 @@ const Option data_options[] = {
          "Lines of a source that may be skipped: a count, or, below 1, a share."),
     /* Conversations. What is trained on decides the targets. The template is compared by its text, which is
      * part of the data's fingerprint. */
-    CHOICE("data.chat_learn", chat_loss_on, "assistant", CHOICE_WORDS(CHAT_LOSS_ON_KINDS), CURVE,
+    CHOICE("data.chat_loss_on", chat_loss_on, "assistant", CHOICE_WORDS(CHAT_LOSS_ON_KINDS), CURVE,
            "Which tokens of a conversation are trained on: the answers of the assistant, the last of them, "
            "or everything."),
     TEXT("data.chat_template", chat_template, "", CONTENT,

@@ -17,14 +17,14 @@
  *                       |                                              ^
  *                       +--fix, sets--> fixed[all] ==reduce==> fixed[own]--add_shard
  *
- * Where sums have splits (numerics.canonical_tp), passes add the gradients of vectors to one row per local
- * split. SUM_PARTIALS adds up these rows, and then, for parameters that are replicated over tp, the results
- * of all ranks of tp. In fixed point each row is added by itself, and SUM_PARTIALS sums over tp only.
+ * Where sums have splits (numerics.tp_invariant_up_to), passes add the gradients of vectors to one row per
+ * local split. SUM_PARTIALS adds up these rows, and then, for parameters that are replicated over tp, the
+ * results of all ranks of tp. In fixed point each row is added by itself, and SUM_PARTIALS sums over tp only.
  *
  *      pass --adds--> partials --tree--> sums or slot [vectors] ==all-reduce over tp==> the same
  *
- * Where cp may shard the tokens of a microbatch (numerics.canonical_cp), a slot has one gradient for each
- * local exact chunk; each is rounded by itself.
+ * Where cp may shard the tokens of a microbatch (numerics.cp_invariant_up_to), a slot has one gradient for
+ * each local exact chunk; each is rounded by itself.
  *
  * With expert parallelism (mesh.ep), local experts have one gradient for the tokens of each rank of ep, one
  * after the other: each is rounded by itself, or they are added up before the reduction.

@@ -454,7 +454,7 @@ static void put_why(const Forecast *f, Text *out) {
                     "  dispatch over ep: where tokens go evenly; memory has room for %.4g times a rank's own "
                     "assignments "
                     "at a time\n",
-                    f->config->train.expert_capacity);
+                    f->config->train.ep_buffer_factor);
 }
 
 /* FLOPs and bytes of one step. All ranks of a pipeline rank do the same, so they share a row. */

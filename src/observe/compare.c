@@ -71,7 +71,7 @@ typedef struct Settings {
  * dropped on purpose: a problem of the file concerns the run, not the comparison. */
 static void read_settings(Settings *s, const ReportRun *run) {
     memset(s, 0, sizeof *s);
-    s->known = run->config && options_init(&s->set, config_options(), &s->config, NULL) == OK &&
+    s->known = run->config && config_set_open(&s->set, &s->config, NULL) == OK &&
                options_apply_written(&s->set, run->name, run->config, NULL) == OK;
 }
 
@@ -97,12 +97,23 @@ static void add_key(Runs *r, const Settings *settings, const Option *o) {
     for (size_t i = 0; i < r->count; i++) text_free(&texts[i]);
 }
 
+/* Keys that this version does not know, in one row: what each of them does is not known. */
+static void add_unknown_keys(Runs *r, const Settings *settings) {
+    const char *values[RUNS_MAX] = {NULL};
+    for (size_t i = 0; i < r->count; i++) {
+        const Text *unknown = &settings[i].set.unknown;
+        if (settings[i].known) values[i] = unknown->length ? unknown->data : "none";
+    }
+    runs_add_fact(r, "configuration", "unknown keys", "perhaps another curve", values);
+}
+
 /* In the order of the option table, which readers know from config.yaml. A set that was not read is all zero,
  * and may be freed. */
 static void add_configuration(Runs *r) {
     Settings *settings = mem_alloc_array(r->count, sizeof *settings);
     for (size_t i = 0; i < r->count; i++) read_settings(&settings[i], &r->runs[i]);
     for (const Option *o = config_options(); o->key; o++) add_key(r, settings, o);
+    add_unknown_keys(r, settings);
     for (size_t i = 0; i < r->count; i++) options_free(&settings[i].set);
     free(settings);
 }

@@ -1,5 +1,5 @@
 /* Evaluates a learning-rate range test: a run whose learning rate rises from near zero until the loss rises
- * too (schedule.kind: range). Smith, "Cyclical learning rates for training neural networks", 2015. */
+ * too (lr_schedule.kind: range). Smith, "Cyclical learning rates for training neural networks", 2015. */
 #ifndef WEFT_OBSERVE_LR_RANGE_H
 #define WEFT_OBSERVE_LR_RANGE_H
 

@@ -60,8 +60,14 @@ static bool is_set_to(const YamlNode *root, const char *section, const char *nam
     return false;
 }
 
+/* The section of older runs is called schedule. */
+static bool is_range_test(const ReportRun *run) {
+    return is_set_to(run->settings, "lr_schedule", "kind", "range") ||
+           is_set_to(run->settings, "schedule", "kind", "range");
+}
+
 bool report_range(const ReportRun *run, Text *out) {
-    if (!is_set_to(run->settings, "schedule", "kind", "range") || run->metrics.step_count == 0) return false;
+    if (!is_range_test(run) || run->metrics.step_count == 0) return false;
     LrRange range = lr_range_find(&run->metrics);
     lr_range_describe(&range, out);
     return true;

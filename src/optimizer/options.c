@@ -115,32 +115,33 @@ const Option optimizer_options[] = {
 const Option schedule_options[] = {
     /* The learning rate over the steps, relative to optimizer.lr (optimizer/learning_rate.h has the
      * formulas). cosine: Loshchilov and Hutter, "SGDR", 2016; wsd: Hu and others, "MiniCPM", 2024. */
-    CHOICE("schedule.kind", kind, "cosine", CHOICE_WORDS(SCHEDULE_KINDS), CURVE,
-           "Shape after the warmup: linear, cosine, sqrt, exponential fall over schedule.decay_ratio of the "
-           "steps, wsd linearly over the last tenth; drops: two steps down; cosine_linear: a cosine whose "
-           "tail goes to 0; power: a power of the step, then linearly to the floor. range is a learning-rate "
-           "range test: from min_factor of the peak up to it, by the same factor each step. The lingua_ ones "
-           "are Lingua's formulas, cosine right at its end."),
+    CHOICE(
+        "lr_schedule.kind", kind, "cosine", CHOICE_WORDS(SCHEDULE_KINDS), CURVE,
+        "Shape after the warmup: linear, cosine, sqrt, exponential fall over lr_schedule.decay_ratio of "
+        "the steps, wsd linearly over the last tenth; drops: two steps down; cosine_linear: a cosine whose "
+        "tail goes to 0; power: a power of the step, then linearly to the floor. range is a learning-rate "
+        "range test: from min_factor of the peak up to it, by the same factor each step. The lingua_ ones "
+        "are Lingua's formulas, cosine right at its end."),
     /* At first Adam's second moments are means of few gradients, so its steps are erratic. Liu and others,
      * "On the variance of the adaptive learning rate and beyond", 2019. */
-    INT("schedule.warmup_steps", warmup_steps, "200", 0, 1e12, CURVE,
+    INT("lr_schedule.warmup_steps", warmup_steps, "200", 0, 1e12, CURVE,
         "Linear warmup, of as many steps whatever train.steps is: a tenth of a short run is usual."),
-    REAL("schedule.warmup_from", warmup_from, "0", 0, 1, CURVE,
+    REAL("lr_schedule.warmup_from", warmup_from, "0", 0, 1, CURVE,
          "Where the warmup begins, as a share of the peak."),
     /* Not train.steps itself: a run may be planned for longer than it is trained today. */
-    INT("schedule.total_steps", total_steps, "0", 0, 1e12, CURVE,
+    INT("lr_schedule.total_steps", total_steps, "0", 0, 1e12, CURVE,
         "Length of the schedule; 0 means train.steps.", FOLLOWS("train.steps")),
     /* Negative and not 0 for "not given": a schedule that never decays is a valid choice. */
-    REAL("schedule.decay_ratio", decay_ratio, "-1", -1, 1, CURVE,
+    REAL("lr_schedule.decay_ratio", decay_ratio, "-1", -1, 1, CURVE,
          "Share of the steps that decay, at the end; -1 means all after the warmup (wsd, cosine_linear, "
          "power: 0.1; exponential, drops: 0.2)."),
     /* A fraction and not a rate: groups have different peaks, and all follow one schedule. */
-    REAL("schedule.min_factor", min_factor, "0", 0, 1, CURVE,
+    REAL("lr_schedule.min_factor", min_factor, "0", 0, 1, CURVE,
          "Lowest learning rate, as a share of the peak; range starts there."),
     /* 0.5: Vaswani and others, "Attention is all you need", 2017. */
-    REAL("schedule.exponent", exponent, "0.5", 0, 10, CURVE,
+    REAL("lr_schedule.exponent", exponent, "0.5", 0, 10, CURVE,
          "inverse_sqrt, power: exponent of warmup / step."),
-    REAL("schedule.cycle_length", cycle_length, "1", 1e-6, 1, CURVE,
+    REAL("lr_schedule.cycle_length", cycle_length, "1", 1e-6, 1, CURVE,
          "lingua_cosine, lingua_wsd: share of the steps in a cycle."),
-    REAL("schedule.theta", theta, "1", 1e-6, 100, CURVE, "lingua_cosine: exponent of the progress."),
+    REAL("lr_schedule.theta", theta, "1", 1e-6, 100, CURVE, "lingua_cosine: exponent of the progress."),
     TABLE_END};

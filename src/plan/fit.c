@@ -55,7 +55,7 @@ static double state_bytes(const ParamTable *t, const ParamGroups *g, int unit) {
 static double fixed_bytes(const Layout *l, const Config *c, double elements, double states, double compute,
                           bool copies) {
     double shards = mesh_size(&l->mesh, MESH_SHARDS), shard = elements / shards;
-    bool exact = c->train.numerics == NUMERICS_EXACT;
+    bool exact = c->numerics.mode == NUMERICS_EXACT;
     bool whole = program_sync((GradientSync)c->train.gradient_sync, (int)shards,
                               mesh_size(&l->mesh, MESH_REPLICAS), l->microbatches) == SYNC_STEP;
     double saved = !copies ? 0 : c->checkpoint.dtype == STORE_BF16 ? 8 : 4;

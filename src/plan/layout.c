@@ -262,7 +262,7 @@ static ErrorCode divide_smaller(const Layout *l, const Config *c, int64_t tokens
     if (tokens % unit == 0) return OK;
     return error_set(
         err, ERR_CONFIG,
-        "train.batch_start: steps of %lld tokens are not made up of microbatches of %lld sequences of "
+        "train.rampup_start: steps of %lld tokens are not made up of microbatches of %lld sequences of "
         "%lld tokens on %d data-parallel rank%s: start with %lld, or with fewer train.microbatch",
         (long long)tokens, (long long)l->sequences, (long long)c->train.context, mesh_dp_degree(&l->mesh),
         mesh_dp_degree(&l->mesh) == 1 ? "" : "s", (long long)unit);
@@ -276,7 +276,7 @@ static ErrorCode lay_smaller(Layout *l, const Config *c, Schedule *out, int64_t 
     if (code == OK) code = lay_transfers(&part, c, err);
     *out = part.schedule;
     return code == OK ? OK
-                      : error_context(err, "train.batch_start: a step of %lld tokens", (long long)tokens);
+                      : error_context(err, "train.rampup_start: a step of %lld tokens", (long long)tokens);
 }
 
 static ErrorCode lay_warmup(Layout *l, const Config *c, Error *err) {
@@ -358,8 +358,8 @@ void layout_describe(const Layout *l, const Config *c, Text *out) {
     describe_mesh(&l->mesh, out);
     if (l->stages.count > 1)
         text_printf(out, "pipeline %s, %d stages\n", c->pipeline.schedule, l->stages.count);
-    if (c->train.numerics != NUMERICS_EXACT && !schedule_adds_in_order(&l->schedule))
+    if (c->numerics.mode != NUMERICS_EXACT && !schedule_adds_in_order(&l->schedule))
         text_puts(out, "sums    gradients are added up in another order than by one rank: "
-                       "train.numerics=exact makes the bits equal\n");
+                       "numerics.mode=exact makes the bits equal\n");
     if (l->stages.count > 1) describe_split(l, c, out);
 }

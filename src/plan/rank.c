@@ -43,15 +43,15 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .tokens = l->sequences * c->train.context,
                       .positions = c->train.context,
                       .loss_rows = c->train.loss_rows > 0 ? c->train.loss_rows : d->loss_rows,
-                      .splits = (int)c->numerics.canonical_tp,
-                      .exact_chunks = (int)c->numerics.canonical_cp,
-                      .context = (CpComm)c->parallel.context,
+                      .splits = (int)c->numerics.tp_invariant_up_to,
+                      .exact_chunks = (int)c->numerics.cp_invariant_up_to,
+                      .context = (CpComm)c->cp_comm,
                       .z_loss = c->train.z_loss,
                       .bias_speed = c->train.router_bias_speed,
-                      .capacity = c->train.expert_capacity,
+                      .capacity = c->train.ep_buffer_factor,
                       .mtp_loss_weight = c->train.mtp_loss_weight,
                       .defer_head = c->train.split_backward && !layout_is_pipeline(l),
-                      .exact = c->train.numerics == NUMERICS_EXACT,
+                      .exact = c->numerics.mode == NUMERICS_EXACT,
                       .probes = c->metrics.probe > 0,
                       .noise = c->metrics.noise_scale,
                       .sources = config_reported_sources(c),
@@ -188,11 +188,11 @@ static ErrorCode check_whole(const RankPlan *p, TpGroup tp, Error *err) {
     if (p->spec.noise && model_exact_chunks(&p->model) > 1)
         return error_set(err, ERR_CONFIG,
                          "metrics.noise_scale: sums that cp may share are in parts until they are rounded: "
-                         "set numerics.canonical_cp to 1");
+                         "set numerics.cp_invariant_up_to to 1");
     if (p->spec.noise && (tp.size > 1 || tp.splits > 1))
         return error_set(err, ERR_CONFIG,
                          "metrics.noise_scale: sums that tp may share are in parts until the end of a step: "
-                         "set mesh.tp to 1 and numerics.canonical_tp to 0");
+                         "set mesh.tp to 1 and numerics.tp_invariant_up_to to 0");
     return OK;
 }
 
@@ -232,16 +232,16 @@ CommVolumeSpec rank_comm_volume(const RankSpec *spec, const Mesh *mesh) {
 }
 
 CommVolumeSpec rank_comm_volume_of(const Config *c) {
-    bool exact = c->train.numerics == NUMERICS_EXACT;
+    bool exact = c->numerics.mode == NUMERICS_EXACT;
     return (CommVolumeSpec){.model = &c->model.shape,
                             .compute = c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32,
                             .recompute = (Recompute)c->train.recompute,
                             .tokens = c->train.microbatch * c->train.context,
                             .tensors = (int)c->mesh.tp,
                             .cp = (int)c->mesh.cp,
-                            .splits = (int)c->numerics.canonical_tp,
-                            .asked = (CpComm)c->parallel.context,
-                            .exact_chunks = exact ? (int)c->numerics.canonical_cp : 0,
+                            .splits = (int)c->numerics.tp_invariant_up_to,
+                            .asked = (CpComm)c->cp_comm,
+                            .exact_chunks = exact ? (int)c->numerics.cp_invariant_up_to : 0,
                             .partial = sizeof(float)};
 }
 

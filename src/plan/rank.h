@@ -28,8 +28,8 @@ typedef struct RankSpec {
     double z_loss;          /* coefficient of the z-loss; 0: none */
     double bias_speed;      /* train.router_bias_speed */
     double mtp_loss_weight; /* weight of the losses of MTP heads */
-    int splits;             /* split-K over tp: numerics.canonical_tp; 0: one a rank */
-    int exact_chunks; /* exact chunks of tokens over cp: numerics.canonical_cp; 0: as many as cp needs */
+    int splits;             /* split-K over tp: numerics.tp_invariant_up_to; 0: one a rank */
+    int exact_chunks; /* exact chunks of tokens over cp: numerics.cp_invariant_up_to; 0: what cp needs */
     CpComm context;
     double capacity; /* rows of a dispatch chunk / the rank's local assignments; 0: 1 */
     bool defer_head; /* the head's wgrad waits for WGRAD, and recomputes the logits */
@@ -47,7 +47,7 @@ typedef struct RankSpec {
     int staged;
 } RankSpec;
 
-/* A step of fewer microbatches (train.batch_start). It runs in the memory of a full step. */
+/* A step of fewer microbatches (train.rampup_start). It runs in the memory of a full step. */
 typedef struct StepPlan {
     Program program;
     MemoryPlan memory; /* only the offsets of buffers */

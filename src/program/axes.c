@@ -311,8 +311,8 @@ static ErrorCode refuse_degree(int ranks, int splits, Error *err) {
     put_numbers(splits, agrees, splits, &that);
     error_set(
         err, ERR_CONFIG,
-        "mesh.tp %d cannot have the bits of numerics.canonical_tp %d, the degree that a run begins with "
-        "unless another is asked for: %s would",
+        "mesh.tp %d cannot have the bits of numerics.tp_invariant_up_to %d, the degree that a run begins "
+        "with unless another is asked for: %s would",
         ranks, splits, that.data);
     text_free(&that);
     return ERR_CONFIG;
@@ -320,18 +320,21 @@ static ErrorCode refuse_degree(int ranks, int splits, Error *err) {
 
 ErrorCode axes_check_splits(const ModelConfig *c, int ranks, int splits, int64_t tokens, Error *err) {
     if (splits > SPLITS_MAX)
-        return error_set(err, ERR_CONFIG, "numerics.canonical_tp is %d: at most %d", splits, SPLITS_MAX);
+        return error_set(err, ERR_CONFIG, "numerics.tp_invariant_up_to is %d: at most %d", splits,
+                         SPLITS_MAX);
     if (!agrees(ranks, splits)) return refuse_degree(ranks, splits, err);
     ErrorCode code = axes_check(c, splits, err);
     if (code != OK)
         return splits == ranks
                    ? code
-                   : error_context(err, "numerics.canonical_tp %d cuts sums as that degree does", splits);
+                   : error_context(err, "numerics.tp_invariant_up_to %d cuts sums as that degree does",
+                                   splits);
     if (tokens % splits != 0)
         return error_set(err, ERR_CONFIG,
                          "%s %d does not divide the %lld tokens of a microbatch: change train.microbatch or "
                          "train.context",
-                         splits == ranks ? "mesh.tp" : "numerics.canonical_tp", splits, (long long)tokens);
+                         splits == ranks ? "mesh.tp" : "numerics.tp_invariant_up_to", splits,
+                         (long long)tokens);
     return OK;
 }
 
@@ -343,7 +346,7 @@ static ErrorCode refuse_cp(int ranks, const char *by, const char *what, int of, 
     Text that = {0};
     put_numbers(of, divides, of, &that);
     error_set(err, ERR_CONFIG, "mesh.cp %d%s does not divide %s %d: %s would%s", ranks, by, what, of,
-              that.data, keys ? ", or parallel.context: keys" : "");
+              that.data, keys ? ", or mesh.cp_comm: all_gather" : "");
     text_free(&that);
     return ERR_CONFIG;
 }
@@ -365,10 +368,10 @@ static ErrorCode refuse_exact_chunks(int ranks, int exact_chunks, bool heads, Er
     put_numbers(exact_chunks, splits_exact_chunks, exact_chunks, &that);
     error_set(
         err, ERR_CONFIG,
-        "mesh.cp %d by keys cannot have the bits of numerics.canonical_cp %d, of which a rank takes 2, 4, 8, "
-        "...: mesh.cp %s would%s",
+        "mesh.cp %d by all_gather cannot have the bits of numerics.cp_invariant_up_to %d, of which a rank "
+        "takes 2, 4, 8, ...: mesh.cp %s would%s",
         ranks, exact_chunks, that.data,
-        heads && exact_chunks % ranks == 0 ? ", or parallel.context: heads" : "");
+        heads && exact_chunks % ranks == 0 ? ", or mesh.cp_comm: all_to_all" : "");
     text_free(&that);
     return ERR_CONFIG;
 }
@@ -380,10 +383,10 @@ bool axes_splits_keys(const ModelConfig *c, TpGroup s) {
 static ErrorCode refuse_keys(const ModelConfig *c, TpGroup s, int ranks, Error *err) {
     return error_set(
         err, ERR_CONFIG,
-        "mesh.cp %d by keys: numerics.canonical_tp %d, more than num_key_value_heads %lld, needs "
+        "mesh.cp %d by all_gather: numerics.tp_invariant_up_to %d, more than num_key_value_heads %lld, needs "
         "as many ranks along tp with it, and there are %d: set mesh.tp to %d%s",
         ranks, s.splits, (long long)c->num_key_value_heads, s.size, s.splits,
-        axes_splits_heads(c, s, ranks) ? ", or parallel.context to heads" : "");
+        axes_splits_heads(c, s, ranks) ? ", or mesh.cp_comm: all_to_all" : "");
 }
 
 /* exact_chunks == ranks is the default and not a request; the all-gather of KV would use twice as many. */
@@ -391,7 +394,7 @@ static ErrorCode refuse_heads(const ModelConfig *c, TpGroup s, CpGroup cp, Error
     int heads = (int)(c->num_key_value_heads / s.size);
     bool keys = axes_splits_keys(c, s) &&
                 (cp.exact_chunks == cp.ranks || axes_splits_exact_chunks(cp.ranks, cp.exact_chunks));
-    return refuse_cp(cp.ranks, " by heads",
+    return refuse_cp(cp.ranks, " by all_to_all",
                      s.size > 1 ? "the key and value heads that mesh.tp leaves a rank,"
                                 : "num_key_value_heads",
                      heads > 0 ? heads : 1, keys, err);
@@ -404,7 +407,7 @@ static ErrorCode check_exact_chunks(CpGroup cp, bool heads, Error *err) {
     if (cp.keys && !axes_splits_exact_chunks(ranks, exact_chunks))
         return refuse_exact_chunks(ranks, exact_chunks, heads, err);
     if (exact_chunks > 0 && exact_chunks % ranks != 0)
-        return refuse_cp(ranks, "", "numerics.canonical_cp", exact_chunks, false, err);
+        return refuse_cp(ranks, "", "numerics.cp_invariant_up_to", exact_chunks, false, err);
     return OK;
 }
 
@@ -417,7 +420,7 @@ ErrorCode axes_check_cp(const ModelConfig *c, TpGroup s, CpGroup cp, int64_t tok
         return error_set(
             err, ERR_CONFIG,
             "%s %d: the family %s has recurrences, which go through a sequence on one rank: use 1",
-            ranks > 1 ? "mesh.cp" : "numerics.canonical_cp", ranks > 1 ? ranks : exact_chunks,
+            ranks > 1 ? "mesh.cp" : "numerics.cp_invariant_up_to", ranks > 1 ? ranks : exact_chunks,
             model_family(c)->model_type);
     if (ranks > 1 && !cp.keys && !axes_splits_heads(c, s, ranks)) return refuse_heads(c, s, cp, err);
     if (cp.keys && !axes_splits_keys(c, s)) return refuse_keys(c, s, ranks, err);
@@ -427,9 +430,9 @@ ErrorCode axes_check_cp(const ModelConfig *c, TpGroup s, CpGroup cp, int64_t tok
         err, ERR_CONFIG,
         "%s %d%s does not divide the %lld tokens of a microbatch%s%s: change train.microbatch or "
         "train.context, to a multiple of %d",
-        exact_chunks > cp_chunks ? "numerics.canonical_cp" : "mesh.cp",
+        exact_chunks > cp_chunks ? "numerics.cp_invariant_up_to" : "mesh.cp",
         exact_chunks > cp_chunks ? exact_chunks : ranks,
-        exact_chunks <= cp_chunks && cp.keys ? " by keys" : "", (long long)tokens,
+        exact_chunks <= cp_chunks && cp.keys ? " by all_gather" : "", (long long)tokens,
         exact_chunks <= cp_chunks && cp.keys ? " into two parts a rank" : "",
         s.splits > 1 ? ", each equal for tp" : "", pieces);
 }

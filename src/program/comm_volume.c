@@ -135,17 +135,17 @@ void comm_volume_describe(const CommVolumeSpec *s, Text *out) {
     CpComm method = comm_volume_method(s);
     bool keys = method == CP_COMM_ALL_GATHER;
     char taken[32], other[32];
-    text_printf(out, "by %s", keys ? "keys" : "heads");
+    text_printf(out, "by %s", keys ? "all_gather" : "all_to_all");
     if (s->asked != CP_COMM_AUTO)
-        text_puts(out, " (parallel.context)");
+        text_puts(out, " (mesh.cp_comm)");
     else if (!heads_fit(s))
         text_printf(out, " (auto: %d ranks cannot share %lld key and value heads)", s->cp,
                     (long long)key_heads(s));
     else if (!keys_fit(s))
-        text_puts(out, " (auto: the tokens of a microbatch, or their spans, cannot be shared out by keys)");
+        text_puts(out, " (auto: the tokens of a microbatch, or their spans, cannot be split for all_gather)");
     else
         text_printf(out, " (auto: %s a block and microbatch, by %s %s)",
-                    text_bytes(bytes_by(s, method), taken), keys ? "heads" : "keys",
+                    text_bytes(bytes_by(s, method), taken), keys ? "all_to_all" : "all_gather",
                     text_bytes(bytes_by(s, keys ? CP_COMM_ALL_TO_ALL : CP_COMM_ALL_GATHER), other));
 }
 

@@ -1,5 +1,5 @@
 /* Bytes that ranks exchange inside the passes of units, over tp, cp and ep, by formula. Step-time estimates
- * and `parallel.context: auto` use them. Programs are counted action by action, and tests compare the two.
+ * and `mesh.cp_comm: auto` use them. Programs are counted action by action, and tests compare the two.
  *
  * tp uses sequence parallelism (Korthikanti et al. 2022). Between the products of a block each of t ranks
  * has 1/t of the tokens. The input of a column-parallel product is all-gathered. The partial sums of a
@@ -39,9 +39,9 @@ typedef struct CommVolumeSpec {
     Recompute recompute;
     int64_t tokens; /* of a microbatch, over all ranks of tp and cp */
     int tensors, cp;
-    int splits; /* of tp: numerics.canonical_tp; 0: one a rank */
+    int splits; /* of tp: numerics.tp_invariant_up_to; 0: one a rank */
     CpComm asked;
-    int exact_chunks;    /* numerics.canonical_cp of exact sums; 0: any */
+    int exact_chunks;    /* numerics.cp_invariant_up_to of exact sums; 0: any */
     size_t partial;      /* bytes of a partial sum as it is sent: 4 */
     int experts;         /* ranks of ep; 0: 1 */
     bool split_backward; /* dgrad and wgrad run separately */
@@ -50,7 +50,7 @@ typedef struct CommVolumeSpec {
 
 /* The method that is used. With one rank of cp: CP_COMM_ALL_TO_ALL. */
 CpComm comm_volume_method(const CommVolumeSpec *s);
-/* Appends the method and why: "by keys (auto: ...)". */
+/* Appends the method and why: "by all_gather (auto: ...)". */
 void comm_volume_describe(const CommVolumeSpec *s, Text *out);
 
 /* Bytes that a rank sends in the passes of a unit over a microbatch. `weight` is 0 unless dgrad and wgrad

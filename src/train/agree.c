@@ -200,7 +200,7 @@ static ErrorCode compare_sets(Comm *comm, const OptionSet *set, Report *report, 
     ErrorCode code = text_of_first(comm, yaml.data, &first, err);
     text_free(&yaml);
     TRY(code);
-    code = options_init(&there, set->table, &c, err);
+    code = config_set_open(&there, &c, err);
     if (code == OK) code = options_apply_written(&there, "rank 0", first, err);
     if (code == OK) options_compare(set, &there, add_key, report);
     options_free(&there);

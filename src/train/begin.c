@@ -336,7 +336,7 @@ static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     TOGETHER(t, setup_keep_balance(t->c, set, before, found_balance(t), err));
     TRY(agree_on_compute(t->comm, t->c, set, &t->device, err));
     TOGETHER(t, setup_batch(t->c, set, comm_size(t->comm), saved, err));
-    TOGETHER(t, setup_canonical(t->c, set, saved, err));
+    TOGETHER(t, setup_invariance(t->c, set, saved, err));
     TRY(agree_on_threads(t, err));
     TOGETHER(t, setup_gradient_sync(t->c, set, comm_size(t->comm), before, err));
     TRY(agree_kernels(t->comm, &t->device, &kernels, err));

@@ -46,7 +46,7 @@ static void add_said(Differences *d, const char *key, const char *was, const cha
 }
 
 /* The key under which a difference is reported: the one that `o` follows, if it followed it then and does
- * now. Someone who sets train.steps=2000 has changed schedule.total_steps without naming it, and would not
+ * now. Someone who sets train.steps=2000 has changed lr_schedule.total_steps without naming it, and would not
  * know which key to allow. */
 static const char *key_to_name(const Differences *d, const Option *o, const char *then) {
     Text led = {0};
@@ -181,12 +181,28 @@ static ErrorCode refuse_differences(const Differences *d, Error *err) {
         d->refused.data, more, it, d->keys.data);
 }
 
+/* Keys in the checkpoint that this version does not know may have changed the curve. They are refused unless
+ * run.allow_changes names "unknown", and reported if it does. */
+static ErrorCode check_unknown(const Text *unknown, const Config *c, Text *message, Error *err) {
+    if (unknown->length == 0) return OK;
+    if (!changes_allowed(c, "unknown"))
+        return error_set(err, ERR_CONFIG,
+                         "the checkpoint has keys that this weft does not know, which may change the curve: "
+                         "%s; go on with the weft that wrote it, or say run.allow_changes=[unknown], or "
+                         "start anew with run.overwrite=true",
+                         unknown->data);
+    text_printf(message, "%skeys that this weft does not know are dropped: %s (%s)",
+                message->length ? "; " : "", unknown->data, options_effect_name(EFFECT_CURVE));
+    return OK;
+}
+
 /* Appends to `message` and `idle` also when it fails. */
 ErrorCode changes_check(const SavedRun *saved, const Config *c, const OptionSet *set, const RunFacts *facts,
                         Text *message, Text *idle, Error *err) {
     Differences d = {.c = c, .then = &saved->set, .now = set, .message = message, .idle = idle};
     d.contents_unknown = !*saved->facts.mixture;
     d.longer = saved->state.step >= saved->config.train.steps && c->train.steps > saved->config.train.steps;
+    TRY(check_unknown(&saved->set.unknown, c, message, err));
     options_compare(&saved->set, set, add_key, &d);
     add_facts(&d, &saved->facts, facts);
     ErrorCode code = d.count > 0 ? refuse_differences(&d, err) : OK;

@@ -15,7 +15,7 @@
 ErrorCode changes_check(const SavedRun *saved, const Config *c, const OptionSet *set, const RunFacts *facts,
                         Text *message, Text *idle, Error *err);
 
-/* Whether run.allow_changes names it: a key, or data, tokenizer, base or mixture. */
+/* Whether run.allow_changes names it: a key, or data, tokenizer, base, mixture, or unknown. */
 bool changes_allowed(const Config *c, const char *key);
 
 #endif

@@ -107,8 +107,8 @@ static ErrorCode read_facts(RunFacts *f, const cJSON *state, bool all, Error *er
     return read_fact(state, "build", all, f->build, sizeof f->build, err);
 }
 
-/* Unknown keys are ignored (options_apply_written): an older or newer weft may have written them, and a
- * missing key is compared by its default. */
+/* Keys of a newer weft are listed in the set, and refused by changes_check. A missing key is compared by its
+ * default. */
 static ErrorCode read_config(SavedRun *saved, const cJSON *state, Error *err) {
     const char *yaml = NULL;
     TRY(json_get_string(state, CHECKPOINT_STATE, "config", true, &yaml, err));
@@ -132,7 +132,7 @@ static ErrorCode read_all(SavedRun *saved, const cJSON *state, Error *err) {
 ErrorCode saved_parse(SavedRun *saved, const char *text, Error *err) {
     cJSON *state;
     memset(saved, 0, sizeof *saved);
-    TRY(options_init(&saved->set, config_options(), &saved->config, err));
+    TRY(config_set_open(&saved->set, &saved->config, err));
     TRY(json_parse(CHECKPOINT_STATE, text, strlen(text), &state, err));
     ErrorCode code = read_all(saved, state, err);
     cJSON_Delete(state);

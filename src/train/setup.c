@@ -3,9 +3,9 @@
  *
  * In the order of a run: setup_before_ranks (the environment for OpenMP, before there are threads),
  * setup_device, setup_shape (with the tokenizer), setup_keep_compute and setup_compute, setup_batch,
- * setup_canonical, setup_loss_rows, setup_sums, setup_communication. Each writes what it has settled into the
- * options with the reason, so that the run's config.yaml, the agreement between ranks and the next start all
- * see the same. */
+ * setup_invariance, setup_loss_rows, setup_sums, setup_communication. Each writes what it has settled into
+ * the options with the reason, so that the run's config.yaml, the agreement between ranks and the next start
+ * all see the same. */
 #include "train/setup.h"
 
 #include <math.h>
@@ -293,7 +293,7 @@ static ErrorCode derive_number(OptionSet *set, const char *key, int64_t value, c
  * was asked for. Otherwise another is chosen, and the change of last bits is reported. */
 static bool keeps_microbatch(const Config *c, const Config *saved, int ranks) {
     int64_t unit = saved->train.microbatch * c->train.context * ranks, asked = c->pipeline.microbatches;
-    if (unit == 0 || c->train.tokens_per_step % unit != 0 || c->train.batch_start % unit != 0) return false;
+    if (unit == 0 || c->train.tokens_per_step % unit != 0 || c->train.rampup_start % unit != 0) return false;
     return asked == 0 || asked == c->train.tokens_per_step / unit;
 }
 
@@ -326,21 +326,22 @@ static ErrorCode keep_degree(OptionSet *set, const char *key, int64_t kept, Erro
 
 /* Only exact sums have exact chunks. */
 static ErrorCode settle_spans(const Config *c, OptionSet *set, const Config *saved, Error *err) {
-    bool exact = c->train.numerics == NUMERICS_EXACT, was = saved && saved->train.numerics == NUMERICS_EXACT;
-    if (!exact || c->numerics.canonical_cp > 0) return OK;
-    if (was) return keep_degree(set, "numerics.canonical_cp", saved->numerics.canonical_cp, err);
+    bool exact = c->numerics.mode == NUMERICS_EXACT, was = saved && saved->numerics.mode == NUMERICS_EXACT;
+    if (!exact || c->numerics.cp_invariant_up_to > 0) return OK;
+    if (was) return keep_degree(set, "numerics.cp_invariant_up_to", saved->numerics.cp_invariant_up_to, err);
     CommVolumeSpec volume = rank_comm_volume_of(c);
     bool twice = c->mesh.cp > 1 && comm_volume_method(&volume) == CP_COMM_ALL_GATHER;
-    return derive_number(set, "numerics.canonical_cp", (twice ? 2 : 1) * c->mesh.cp,
-                         twice ? "derived from mesh.cp, by keys" : "derived from mesh.cp", err);
+    return derive_number(set, "numerics.cp_invariant_up_to", (twice ? 2 : 1) * c->mesh.cp,
+                         twice ? "derived from mesh.cp, by all_gather" : "derived from mesh.cp", err);
 }
 
 /* Both are settled once in the life of a run: another number would split its sums in another way. */
-ErrorCode setup_canonical(const Config *c, OptionSet *set, const Config *saved, Error *err) {
+ErrorCode setup_invariance(const Config *c, OptionSet *set, const Config *saved, Error *err) {
     TRY(settle_spans(c, set, saved, err));
-    if (c->numerics.canonical_tp > 0) return OK;
-    if (saved) return keep_degree(set, "numerics.canonical_tp", saved->numerics.canonical_tp, err);
-    return derive_number(set, "numerics.canonical_tp", c->mesh.tp, "derived from mesh.tp", err);
+    if (c->numerics.tp_invariant_up_to > 0) return OK;
+    if (saved)
+        return keep_degree(set, "numerics.tp_invariant_up_to", saved->numerics.tp_invariant_up_to, err);
+    return derive_number(set, "numerics.tp_invariant_up_to", c->mesh.tp, "derived from mesh.tp", err);
 }
 
 /* The plan has decided; its choice is written down so that a resumed run keeps the same chunks. */
@@ -361,11 +362,11 @@ static void describe_collectives(const Config *c, const Layout *l, char *out, si
 }
 
 /* Describes everything that the order of fp32 sums depends on: equal texts, equal bits. Compared on resuming,
- * and shown if it differs. */
+ * and shown if it differs, so the texts of older runs stay ("by keys" is mesh.cp_comm: all_gather). */
 void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
     int ranks = mesh_dp_degree(&l->mesh), contexts = mesh_size(&l->mesh, MESH_CONTEXT);
     char collectives[80] = "", order[120] = "", shared[60] = "";
-    if (c->train.numerics == NUMERICS_EXACT) {
+    if (c->numerics.mode == NUMERICS_EXACT) {
         snprintf(out, size, "exact");
         return;
     }
@@ -387,7 +388,7 @@ static bool keeps_sync(const Config *c, int world, const SavedRun *saved, Gradie
     Error ignored = {.message = ""};
     Config as_saved = *c;
     char sums[sizeof saved->facts.sums] = "";
-    if (!saved || saved->config.train.gradient_sync == SYNC_AUTO || c->train.numerics == NUMERICS_EXACT)
+    if (!saved || saved->config.train.gradient_sync == SYNC_AUTO || c->numerics.mode == NUMERICS_EXACT)
         return false;
     as_saved.train.gradient_sync = saved->config.train.gradient_sync;
     bool laid = layout_build(&l, &as_saved, world, &ignored) == OK;
@@ -406,19 +407,19 @@ ErrorCode setup_gradient_sync(const Config *c, OptionSet *set, int world, const 
     return options_derive(set, "train.gradient_sync", sync_name(choice.sync), choice.why, err);
 }
 
-/* schedule.total_steps may be longer than the run, or shorter; 0: the run's steps. */
+/* lr_schedule.total_steps may be longer than the run, or shorter; 0: the run's steps. */
 static int64_t schedule_steps(const Config *c) {
-    return c->schedule.total_steps > 0 ? c->schedule.total_steps : c->train.steps;
+    return c->lr_schedule.total_steps > 0 ? c->lr_schedule.total_steps : c->train.steps;
 }
 
 /* A schedule that warms up for more than half of its steps learns little. The default warmup is the same for
  * every run, so short runs are told what is usual. */
 static void remark_on_warmup(const Config *c, const OptionSet *set) {
-    long long warmup = c->schedule.warmup_steps, total = schedule_steps(c);
-    bool given = options_is_set(set, "schedule.warmup_steps");
+    long long warmup = c->lr_schedule.warmup_steps, total = schedule_steps(c);
+    bool given = options_is_set(set, "lr_schedule.warmup_steps");
     if (warmup <= (given ? total : total / 2)) return;
-    log_warn("schedule.warmup_steps is %lld%s, and the schedule has %lld steps: %s; a tenth is usual, "
-             "schedule.warmup_steps=%lld",
+    log_warn("lr_schedule.warmup_steps is %lld%s, and the schedule has %lld steps: %s; a tenth is usual, "
+             "lr_schedule.warmup_steps=%lld",
              warmup, given ? "" : " by default", total,
              warmup >= total ? "the learning rate warms up to the end and never comes down"
                              : "most of them are warm-up",
@@ -427,11 +428,12 @@ static void remark_on_warmup(const Config *c, const OptionSet *set) {
 
 /* Remarks are about what is allowed but seldom meant. None of them ends a run. */
 static void remark_on_schedule(const Config *c, const OptionSet *set) {
-    const ScheduleOptions *s = &c->schedule;
+    const ScheduleOptions *s = &c->lr_schedule;
     long long total = schedule_steps(c), steps = c->train.steps;
     remark_on_warmup(c, set);
     if (steps > total && learning_rate_factor(s, total, steps - 1) == 0)
-        log_warn("schedule.total_steps is %lld of %lld steps: the learning rate is 0 after it", total, steps);
+        log_warn("lr_schedule.total_steps is %lld of %lld steps: the learning rate is 0 after it", total,
+                 steps);
 }
 
 static void remark_on_data(const Config *c, const OptionSet *set, const Dataset *d, const Tokenizer *t) {
@@ -448,7 +450,7 @@ static void remark_on_data(const Config *c, const OptionSet *set, const Dataset 
     if (asked > there && there > 0)
         log_warn("validation.samples is %lld, and there are %lld: all are taken", asked, there);
     if (!data_has_conversations(&c->data) &&
-        (options_is_set(set, "data.chat_learn") || options_is_set(set, "data.chat_template") ||
+        (options_is_set(set, "data.chat_loss_on") || options_is_set(set, "data.chat_template") ||
          options_is_set(set, "data.chat_date")))
         log_warn("data.chat_*: no source has format: chat, so nothing reads them");
     if (!marked && (c->data.add_bos || c->data.add_eos))
@@ -515,7 +517,7 @@ void setup_remarks(const Config *c, const OptionSet *set, const Dataset *d, cons
 StepOptions setup_step(const Config *c, int64_t step) {
     const OptimizerOptions *o = &c->optimizer;
     int64_t total = schedule_steps(c);
-    return (StepOptions){.lr_factor = learning_rate_factor(&c->schedule, total, step),
+    return (StepOptions){.lr_factor = learning_rate_factor(&c->lr_schedule, total, step),
                          .clip = o->clip,
                          .clip_norm = o->clip_norm};
 }

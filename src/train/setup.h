@@ -39,9 +39,9 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
 /* Derives train.gradient_sync if it is auto: as in the saved run, if that reproduces its order of sums;
  * otherwise from configuration and mesh (plan/sync.h). */
 ErrorCode setup_gradient_sync(const Config *c, OptionSet *set, int world, const SavedRun *saved, Error *err);
-/* Settles numerics.canonical_tp: the saved run's (1 if that is older than the key), or mesh.tp. With exact
- * numerics, settles numerics.canonical_cp in the same way. */
-ErrorCode setup_canonical(const Config *c, OptionSet *set, const Config *saved, Error *err);
+/* Settles numerics.tp_invariant_up_to: the saved run's (1 if that is older than the key), or mesh.tp. With
+ * exact numerics, settles numerics.cp_invariant_up_to in the same way. */
+ErrorCode setup_invariance(const Config *c, OptionSet *set, const Config *saved, Error *err);
 /* Derives train.loss_rows as the plan has it: chosen if it is 0, never more than a microbatch has. */
 ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Error *err);
 /* Writes in words the order in which the gradients of a step are summed. Runs with the same text have the

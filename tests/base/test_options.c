@@ -367,6 +367,93 @@ static void test_overrides(void **state) {
     options_free(&f.set);
 }
 
+/* Old names: a user's are errors with the new name, an older program's are accepted. */
+static const char *const old_modes[] = {"half", "selective", "all", "full", NULL};
+static const OptionRename renames[] = {
+    {"train.rounds", "train.steps", NULL},
+    {"speed.recompute", "train.mode", old_modes},
+    {"optim", "optimizer", NULL},
+    {NULL, NULL, NULL},
+};
+
+static void start_renamed(Fixture *f) {
+    start(f);
+    f->set.renames = renames;
+}
+
+static void test_old_names_are_refused(void **state) {
+    static const char *const files[][2] = {
+        {"train:\n  rounds: 5\n", "demo.yaml:2:3: train.rounds: the key is called train.steps now"},
+        {"train: {steps: 5, rounds: 5}\n", "demo.yaml:1:19: train.rounds: the key is called train.steps now"},
+        {"speed:\n  recompute: all\n",
+         "demo.yaml:2:3: speed.recompute: the key is called train.mode now, and its value all is full"},
+        {"speed: {recompute: none}\n", "demo.yaml:1:9: speed.recompute: the key is called train.mode now"},
+        {"optim:\n  lr: 1\n", "demo.yaml:2:3: optim.lr: the key is called optimizer.lr now"},
+        {"optim:\n", "demo.yaml:1:1: optim: the section is called optimizer now"},
+        {"speed: {other: 1}\n", "demo.yaml:1:1: speed: unknown key; see --help for all keys"},
+    };
+    static const char *const words[][2] = {
+        {"train.rounds=5", "command line: train.rounds: the key is called train.steps now"},
+        {"speed.recompute=half", "command line: speed.recompute: the key is called train.mode now, and its "
+                                 "value half is selective"},
+        {"optim.lr=1", "command line: optim.lr: the key is called optimizer.lr now"},
+        {"optim=1", "command line: optim: the section is called optimizer now"},
+    };
+    Fixture f;
+    (void)state;
+    start_renamed(&f);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        assert_int_equal(apply(&f, files[i][0]), ERR_CONFIG);
+        assert_string_equal(f.err.message, files[i][1]);
+    }
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        assert_int_equal(options_apply_override(&f.set, words[i][0], &f.err), ERR_CONFIG);
+        assert_string_equal(f.err.message, words[i][1]);
+    }
+    assert_int_equal(options_check_key(&f.set, "list", "optim.norm", &f.err), ERR_CONFIG);
+    assert_string_equal(f.err.message, "list: optim.norm: the key is called optimizer.norm now");
+    options_free(&f.set);
+}
+
+static void test_old_names_that_were_written(void **state) {
+    Fixture f;
+    (void)state;
+    start_renamed(&f);
+    const char *text = "train:\n  rounds: 5\nspeed:\n  recompute: half\noptim:\n  lr: 1\n  norm: 3\n";
+    assert_int_equal(options_apply_written(&f.set, "old", text, &f.err), OK);
+    assert_int_equal(f.s.steps, 5);
+    assert_int_equal(f.s.mode, 1);
+    assert_true(f.s.lr == 1 && f.s.norm == 3);
+    assert_true(options_is_set(&f.set, "train.mode"));
+    assert_string_equal(f.set.sources[1].where, "old:2");
+    assert_int_equal(f.set.unknown.length, 0);
+    options_free(&f.set);
+    /* Values are checked as under the new name, and the new name wins. */
+    start_renamed(&f);
+    assert_int_equal(options_apply_written(&f.set, "old", "train: {rounds: x}\n", &f.err), ERR_CONFIG);
+    assert_string_equal(f.err.message,
+                        "old:1:17: train.steps: expected a whole number between 1 and 5000000, found \"x\"");
+    assert_int_equal(options_apply_written(&f.set, "old", "train: {steps: 7, rounds: 5}\n", &f.err), OK);
+    assert_int_equal(f.s.steps, 7);
+    options_free(&f.set);
+    start_renamed(&f);
+    assert_int_equal(options_apply_written(&f.set, "old", "train: {rounds: 5, steps: 7}\n", &f.err), OK);
+    assert_int_equal(f.s.steps, 7);
+    options_free(&f.set);
+}
+
+static void test_unknown_keys_that_were_written(void **state) {
+    Fixture f;
+    (void)state;
+    start_renamed(&f);
+    const char *text = "title: t\nnew: 1\nspeed:\n  more: {a: [1], \"b\\e\": \"\"}\ntrain:\n  steps: 5\n";
+    assert_int_equal(options_apply_written(&f.set, "newer", text, &f.err), OK);
+    assert_string_equal(f.s.name, "t");
+    assert_int_equal(f.s.steps, 5);
+    assert_string_equal(f.set.unknown.data, "new: 1, speed.more.a: [...], speed.more.b\\x1B: ");
+    options_free(&f.set);
+}
+
 static void test_sources(void **state) {
     Fixture f;
     Text t = {0};
@@ -634,6 +721,9 @@ int main(void) {
         cmocka_unit_test(test_lists_of_maps),
         cmocka_unit_test(test_file_errors),
         cmocka_unit_test(test_overrides),
+        cmocka_unit_test(test_old_names_are_refused),
+        cmocka_unit_test(test_old_names_that_were_written),
+        cmocka_unit_test(test_unknown_keys_that_were_written),
         cmocka_unit_test(test_sources),
         cmocka_unit_test(test_resolved_reads_back),
         cmocka_unit_test(test_required),

@@ -87,8 +87,9 @@ letters 400 3 >text.txt
 cat >run.yaml <<END
 model: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 4, num_attention_heads: 4}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
-train: {steps: 40, context: 64, microbatch: 2, tokens_per_step: 768, numerics: exact}
-schedule: {warmup_steps: 4, total_steps: 100, min_factor: 0.1}
+train: {steps: 40, context: 64, microbatch: 2, tokens_per_step: 768}
+numerics: {mode: exact}
+lr_schedule: {warmup_steps: 4, total_steps: 100, min_factor: 0.1}
 checkpoint: {every: 10}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
@@ -145,7 +146,7 @@ limit_links() { # VERB RATE
     local name
     for name in a b; do tc -n "$tag-$name" qdisc "$1" dev eth0 root handle 1: tbf rate "$2" burst 256kb latency 400ms 2>err || return 1; done
 }
-pipeline="mesh.pp=2 train.context=256 train.microbatch=8 train.tokens_per_step=16384 train.steps=24 train.numerics=fast checkpoint.every=0"
+pipeline="mesh.pp=2 train.context=256 train.microbatch=8 train.tokens_per_step=16384 train.steps=24 numerics.mode=fast checkpoint.every=0"
 # The speed of a rank comes from a step on the same hosts without a limit on their link.
 # shellcheck disable=SC2086
 across a:1,b:1 run.yaml run.dir=fast $pipeline >out 2>err || fail "pipeline over two hosts: $(tail -3 err)"

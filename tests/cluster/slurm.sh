@@ -111,8 +111,9 @@ letters 400 3 >text.txt
 cat >run.yaml <<END
 model: {hidden_size: 96, intermediate_size: 256, num_hidden_layers: 3, num_attention_heads: 4}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
-train: {steps: 1000000, context: 64, microbatch: 2, tokens_per_step: 1024, numerics: exact}
-schedule: {warmup_steps: 4, total_steps: 400, min_factor: 0.1}
+train: {steps: 1000000, context: 64, microbatch: 2, tokens_per_step: 1024}
+numerics: {mode: exact}
+lr_schedule: {warmup_steps: 4, total_steps: 400, min_factor: 0.1}
 checkpoint: {every: 25}
 metrics: {log_freq: 1, tensorboard: false}
 comm: {watchdog_s: 20}

@@ -42,7 +42,32 @@ static void test_look_up(void **state) {
     assert_null(options_synonym(NULL, "learning_rate"));
 }
 
+static bool is_choice(const char *key, const char *value) {
+    char name[64];
+    for (const Option *o = config_options(); o->key; o++)
+        for (int i = 0; strcmp(o->key, key) == 0 && *options_choice_name(o, i, name); i++)
+            if (strcmp(name, value) == 0) return true;
+    return false;
+}
+
+/* An old name is free, stands once, and leads to a key or section; an old choice, to one of the key's. */
+static void test_renames(void **state) {
+    (void)state;
+    for (const OptionRename *r = config_renames; r->old; r++) {
+        if (is_key(r->old) || is_section(r->old)) fail_msg("%s is in use", r->old);
+        if (!(strchr(r->old, '.') ? is_key(r->key) : is_section(r->key)))
+            fail_msg("%s: there is no %s", r->old, r->key);
+        for (const char *const *pair = r->values; pair && *pair; pair += 2) {
+            if (is_choice(r->key, pair[0])) fail_msg("%s: %s is in use", r->key, pair[0]);
+            if (!is_choice(r->key, pair[1])) fail_msg("%s has no choice %s", r->key, pair[1]);
+        }
+        for (const OptionRename *other = config_renames; other < r; other++)
+            if (strcmp(r->old, other->old) == 0) fail_msg("%s stands twice", r->old);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_table), cmocka_unit_test(test_look_up)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_table), cmocka_unit_test(test_look_up),
+                                       cmocka_unit_test(test_renames)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

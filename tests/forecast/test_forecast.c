@@ -155,10 +155,10 @@ static void activations_shrink_by_tp_and_cp(void **state) {
     static const struct {
         const char *mesh[3];
         size_t more;
-    } cases[] = {{{"mesh.tp=1", "mesh.cp=4", "parallel.context=heads"}, TWICE + KEYS},
-                 {{"mesh.tp=1", "mesh.cp=4", "parallel.context=keys"}, KEYS},
-                 {{"mesh.tp=2", "mesh.cp=2", "parallel.context=heads"}, TWICE + KEYS + ARRAYS},
-                 {{"mesh.tp=2", "mesh.cp=2", "parallel.context=keys"}, KEYS + ARRAYS}};
+    } cases[] = {{{"mesh.tp=1", "mesh.cp=4", "mesh.cp_comm=all_to_all"}, TWICE + KEYS},
+                 {{"mesh.tp=1", "mesh.cp=4", "mesh.cp_comm=all_gather"}, KEYS},
+                 {{"mesh.tp=2", "mesh.cp=2", "mesh.cp_comm=all_to_all"}, TWICE + KEYS + ARRAYS},
+                 {{"mesh.tp=2", "mesh.cp=2", "mesh.cp_comm=all_gather"}, KEYS + ARRAYS}};
     Planned one;
     plan(&one, 1, unknown, WORDS("train.context=16"));
     size_t expected = one.f.ranks[0].plan.memory.arena[ARENA_ACTIVATIONS];
@@ -195,7 +195,7 @@ static void states_are_sharded(void **state) {
     assert_int_equal(p.f.ranks[0].traffic.parameters, 0);
     release(&p);
     for (int way = 0; way < 6; way++) {
-        static const char *const methods[] = {"parallel.context=heads", "parallel.context=keys"},
+        static const char *const methods[] = {"mesh.cp_comm=all_to_all", "mesh.cp_comm=all_gather"},
                                  *const policies[] = {"train.recompute=none", "train.recompute=selective",
                                                       "train.recompute=full"};
         plan(&p, 4, unknown, WORDS("mesh.cp=4", methods[way % 2], policies[way / 2]));
@@ -222,14 +222,15 @@ static void what_does_not_fit_is_named(void **state) {
     (void)state;
     expect_refusal(3, "mesh.tp 3 does not fit num_attention_heads 8", WORDS("mesh.tp=3"));
     expect_refusal(3,
-                   "mesh.cp 3 by keys does not divide the 64 tokens of a microbatch into two parts a rank: "
-                   "change train.microbatch or train.context, to a multiple of 6",
+                   "mesh.cp 3 by all_gather does not divide the 64 tokens of a microbatch into two parts a "
+                   "rank: change train.microbatch or train.context, to a multiple of 6",
                    WORDS("mesh.cp=3"));
     expect_refusal(
         4,
-        "mesh.cp 4 by keys cannot have the bits of numerics.canonical_cp 4, of which a rank takes "
-        "2, 4, 8, ...: mesh.cp 1 or 2 would, or parallel.context: heads",
-        WORDS("mesh.cp=4", "parallel.context=keys", "train.numerics=exact", "numerics.canonical_cp=4"));
+        "mesh.cp 4 by all_gather cannot have the bits of numerics.cp_invariant_up_to 4, of which a rank "
+        "takes 2, 4, 8, ...: mesh.cp 1 or 2 would, or mesh.cp_comm: all_to_all",
+        WORDS("mesh.cp=4", "mesh.cp_comm=all_gather", "numerics.mode=exact",
+              "numerics.cp_invariant_up_to=4"));
     expect_refusal(5, "does not divide 5 ranks", WORDS("mesh.tp=2"));
 }
 
@@ -415,7 +416,7 @@ static void ops_are_what_layers_say(void **state) {
          "model.sliding_window=24"},
         {"model.family=recurrent", "model.mixer=[mamba2, attention]", "model.num_key_value_heads=8",
          "run.seed=1"},
-        {"model.family=llama", "optimizer.kind=muon", "train.numerics=exact", "run.seed=1"}};
+        {"model.family=llama", "optimizer.kind=muon", "numerics.mode=exact", "run.seed=1"}};
     static const char *const policies[] = {"train.recompute=none", "train.recompute=selective",
                                            "train.recompute=full"};
     Hardware h = simple_hardware();
@@ -523,7 +524,7 @@ static void formulas_are_what_programs_send(void **state) {
                    experts ? "model.num_experts=8" : "model.num_experts=0",
                    experts ? "model.num_experts_per_tok=4" : "model.num_experts_per_tok=0",
                    full ? "train.recompute=full" : "train.recompute=none",
-                   rows ? "numerics.canonical_tp=8" : "numerics.canonical_tp=4",
+                   rows ? "numerics.tp_invariant_up_to=8" : "numerics.tp_invariant_up_to=4",
                    !experts && way % 5 == 3   ? "model.num_key_value_heads=1"
                    : !experts && way % 5 == 4 ? "model.num_key_value_heads=2"
                                               : "model.num_key_value_heads=4",

@@ -15,7 +15,7 @@ enum { PER_BYTE = 512, FIXED = 1 << 18, MOST_OVERRIDES = 2 };
 static void start(Config *c, OptionSet *set) {
     Error err = {0};
     memset(c, 0, sizeof *c);
-    REQUIRE(options_init(set, config_options(), c, &err) == OK);
+    REQUIRE(config_set_open(set, c, &err) == OK);
 }
 
 static bool apply(OptionSet *set, const char *data, size_t size) {

@@ -43,8 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     Error err = {0};
     Text said = {0}, idle = {0};
     fuzz_directory();
-    if (!set.table)
-        REQUIRE(options_init(&set, config_options(), &c, &err) == OK && config_derive(&c, &set, &err) == OK);
+    if (!set.table) REQUIRE(config_set_open(&set, &c, &err) == OK && config_derive(&c, &set, &err) == OK);
     char *text = mem_alloc(size + 1);
     memcpy(text, data, size);
     fuzz_memory_start();

@@ -295,7 +295,7 @@ def check_continued(torch, weft, work, name, start, tokenizer):
     check(-(-(len(ids) - 1) // CONTEXT) == WINDOWS, f"{name}: {len(ids)} tokens are {WINDOWS} windows")
     weft("train", work / "run.yaml", f"run.dir={run}", f"model.init={start}", f"data.tokenizer={start}/tokenizer.json",
          f"data.sources=[{text}]", "data.validation_fraction=0", "data.document_mask=false", "train.microbatch=4",
-         f"train.tokens_per_step={WINDOWS * CONTEXT}", "schedule.warmup_steps=0", "metrics.log_freq=1")
+         f"train.tokens_per_step={WINDOWS * CONTEXT}", "lr_schedule.warmup_steps=0", "metrics.log_freq=1")
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [record["loss"] for record in records if record["kind"] == "train"]
     expected = mean_loss(torch, load(f"{name}: start", start, dtype=torch.float32), ids)
@@ -412,7 +412,7 @@ def make_run(weft, work):
     (work / "run.yaml").write_text(
         f"data: {{sources: [{work}/train.txt], tokenizer: {work}/tokenizer.json, cache_dir: {work}/cache}}\n"
         f"train: {{steps: 8, context: {CONTEXT}, microbatch: 4, compute: fp32}}\n"
-        "optimizer: {lr: 3e-3}\nschedule: {warmup_steps: 1}\n")
+        "optimizer: {lr: 3e-3}\nlr_schedule: {warmup_steps: 1}\n")
 
 
 def torch_if_there(require):

@@ -158,7 +158,7 @@ model: {{hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_atten
 data: {{sources: [{{path: text.txt, split: paragraphs}}], tokenizer: tokenizer.json, cache_dir: cache}}
 train: {{steps: 60, context: {CONTEXT}, microbatch: 8, compute: fp32}}
 optimizer: {{lr: 1e-2}}
-schedule: {{warmup_steps: 5}}
+lr_schedule: {{warmup_steps: 5}}
 metrics: {{tensorboard: false}}
 run: {{dir: run, threads: 2}}
 evaluation:

@@ -220,7 +220,7 @@ def main():
         (work / "run.yaml").write_text(
             f"data: {{sources: [{work}/text.txt], cache_dir: {work}/cache}}\n"
             f"train: {{steps: {STEPS}, context: {CONTEXT}, microbatch: 4, compute: fp32}}\n"
-            "optimizer: {lr: 3e-3}\nschedule: {warmup_steps: 1}\nmetrics: {log_freq: 1}\n")
+            "optimizer: {lr: 3e-3}\nlr_schedule: {warmup_steps: 1}\nmetrics: {log_freq: 1}\n")
         for family in args.families or FAMILIES:
             for number in range(len(FAMILIES[family][1])):
                 check_model(torch, transformers, args, work, family, number)

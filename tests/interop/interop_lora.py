@@ -116,7 +116,7 @@ def main():
         (work / "run.yaml").write_text(
             f"data: {{sources: [{work}/text.txt], cache_dir: {work}/cache}}\n"
             f"train: {{steps: {STEPS}, context: {CONTEXT}, microbatch: 4, compute: fp32}}\n"
-            "lora: {rank: 3, alpha: 5}\noptimizer: {lr: 0.02}\nschedule: {warmup_steps: 1}\nmetrics: {log_freq: 1}\n")
+            "lora: {rank: 3, alpha: 5}\noptimizer: {lr: 0.02}\nlr_schedule: {warmup_steps: 1}\nmetrics: {log_freq: 1}\n")
         for family in args.families or FAMILIES:
             name, variants = FAMILIES[family]
             base = work / family

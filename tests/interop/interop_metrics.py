@@ -22,7 +22,7 @@ CONFIG = """
 model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}
 data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, validation: [{path: text.txt, name: one}, {path: text.txt, name: two}]}
 train: {steps: 12, context: 16, microbatch: 1, tokens_per_step: 32, compute: fp32}
-schedule: {kind: constant, warmup_steps: 0, total_steps: 12}
+lr_schedule: {kind: constant, warmup_steps: 0, total_steps: 12}
 validation: {every: 4, samples: 4}
 evaluation: {every: 4, tasks: [piqa.jsonl, lambada.jsonl]}
 metrics: {tensorboard: false, log_freq: 1, command_wait_s: 300, probe: 5}

@@ -25,7 +25,7 @@ CONFIG = """
 model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}
 data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, validation: [{path: text.txt, name: held}]}
 train: {steps: 100000000, context: 16, microbatch: 1, tokens_per_step: 32, compute: fp32}
-schedule: {warmup_steps: 20, total_steps: 20000}
+lr_schedule: {warmup_steps: 20, total_steps: 20000}
 validation: {every: 500, samples: 4}
 evaluation: {every: 1000, tasks: [piqa.jsonl]}
 checkpoint: {every: 5000, keep: 2}

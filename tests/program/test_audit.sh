@@ -8,7 +8,7 @@ cat >run.yaml <<END
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 1, num_attention_heads: 4}
 data: {sources: [{path: text.txt, split: paragraphs}, more.txt], cache_dir: cache, audit: true}
 train: {steps: 200, context: 32, microbatch: 2, tokens_per_step: 256}
-schedule: {warmup_steps: 4}
+lr_schedule: {warmup_steps: 4}
 checkpoint: {every: 20}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
@@ -51,7 +51,7 @@ has err "step 1: sample 0 has other tokens"
 # Another seed: the same sample numbers, other tokens.
 train other data.seed=1 train.steps=20 || fail "$(tail -1 err)"
 audit 0 other
-train same train.steps=20 schedule.total_steps=200 || fail "$(tail -1 err)"
+train same train.steps=20 lr_schedule.total_steps=200 || fail "$(tail -1 err)"
 audit 65 same other
 has err "other tokens in same than in other"
 audit 65 whole same

@@ -363,7 +363,7 @@ static void odd_sizes_are_refused_by_name(void **state) {
     CpGroup cp = {2, 0, 0, true};
     assert_int_equal(axes_check_cp(&c, (TpGroup){4, 0, 4, 2}, cp, 16, &err), OK);
     assert_int_equal(axes_check_cp(&c, (TpGroup){2, 0, 4, 1}, cp, 16, &err), ERR_CONFIG);
-    assert_non_null(strstr(err.message, "mesh.cp 2 by keys: numerics.canonical_tp 4, more than "
+    assert_non_null(strstr(err.message, "mesh.cp 2 by all_gather: numerics.tp_invariant_up_to 4, more than "
                                         "num_key_value_heads 2, needs as many ranks along tp"));
     c = shape_of_family(&family_gpt2, false), c.max_position_embeddings = 9;
     refused(c, 8, "mesh.tp 8 does not fit max_position_embeddings 9, for a rank would have none of them");

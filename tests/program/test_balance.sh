@@ -11,8 +11,9 @@ cat >run.yaml <<END
 model: {family: qwen3_moe, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, head_dim: 8, num_experts: 8,
   num_experts_per_tok: 2, moe_intermediate_size: 20}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
-train: {steps: 4, context: 32, microbatch: 2, tokens_per_step: 512, compute: fp32, numerics: exact}
-schedule: {warmup_steps: 2}
+train: {steps: 4, context: 32, microbatch: 2, tokens_per_step: 512, compute: fp32}
+numerics: {mode: exact}
+lr_schedule: {warmup_steps: 2}
 checkpoint: {every: 2}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
@@ -30,7 +31,7 @@ hasnt out balance_bias
 # The bias survives a stop, another mesh, rounded files and weight averaging.
 mesh 2 two mesh.dp_shard=2 mesh.ep=2
 mesh 2 piped mesh.pp=2
-exits 0 train run.yaml run.dir=stopped train.steps=2 schedule.total_steps=4
+exits 0 train run.yaml run.dir=stopped train.steps=2 lr_schedule.total_steps=4
 mesh 2 stopped mesh.dp_shard=2
 for run in two piped stopped; do
     [ "$(curve $run)" = "$(curve one)" ] && [ "$(digest $run)" = "$(digest one)" ] && [ "$(states $run 4)" = "$(states one 4)" ] ||
@@ -38,7 +39,7 @@ for run in two piped stopped; do
 done
 rounded='checkpoint.dtype=bf16 optimizer.ema=0.9'
 exits 0 train run.yaml run.dir=rounded $rounded || cat err
-exits 0 train run.yaml run.dir=rounded_stop $rounded train.steps=2 schedule.total_steps=4
+exits 0 train run.yaml run.dir=rounded_stop $rounded train.steps=2 lr_schedule.total_steps=4
 exits 0 train run.yaml run.dir=rounded_stop $rounded || cat err
 [ "$(states rounded_stop 4)" = "$(states rounded 4)" ] || fail "the average of the bias is lost over a stop"
 exits 0 inspect rounded/checkpoints/step-00000004/model.ema.safetensors
@@ -56,7 +57,7 @@ hasnt out balance_bias
 
 # A run that began without a bias resumes without one, even if the key is no longer set.
 exits 0 train run.yaml run.dir=plain train.router_bias_speed=0
-exits 0 train run.yaml run.dir=plain_stop train.router_bias_speed=0 train.steps=2 schedule.total_steps=4
+exits 0 train run.yaml run.dir=plain_stop train.router_bias_speed=0 train.steps=2 lr_schedule.total_steps=4
 exits 0 train run.yaml run.dir=plain_stop || cat err
 [ "$(curve plain_stop)" = "$(curve plain)" ] && [ "$(states plain_stop 4)" = "$(states plain 4)" ] || fail "a run without a bias resumes with one"
 [ "$(curve plain)" = "$(curve one)" ] && fail "the bias changes nothing"
@@ -65,15 +66,15 @@ exits 0 train run.yaml run.dir=plain_stop || cat err
 biases() { "$weft" inspect "$1/checkpoints/step-0000000$2/optimizer.safetensors" | grep "^kept.*balance_bias"; }
 allowed='run.allow_changes=[train.router_bias_speed,optimizer.ema]'
 for run in take take_two; do
-    exits 0 train run.yaml run.dir=$run train.router_bias_speed=0 train.steps=2 schedule.total_steps=6
+    exits 0 train run.yaml run.dir=$run train.router_bias_speed=0 train.steps=2 lr_schedule.total_steps=6
 done
 exits 0 train run.yaml run.dir=take train.steps=6 train.router_bias_speed=0.02 "$allowed" || cat err
 has err 'experts are balanced by a bias (train.router_bias_speed 0.02)'
 mesh 2 take_two mesh.dp_shard=2 mesh.ep=2 train.steps=6 train.router_bias_speed=0.02 "$allowed"
 biases take 6 | grep -q ' 0\.0[0-9]*[1-9]' || fail "the bias that a run took up has not moved: $(biases take 6)"
-for run in rest rest_two; do exits 0 train run.yaml run.dir=$run train.steps=2 schedule.total_steps=6; done
+for run in rest rest_two; do exits 0 train run.yaml run.dir=$run train.steps=2 lr_schedule.total_steps=6; done
 before=$(biases rest 2)
-exits 0 train run.yaml run.dir=rest train.steps=4 schedule.total_steps=6 train.router_bias_speed=0 "$allowed" || cat err
+exits 0 train run.yaml run.dir=rest train.steps=4 lr_schedule.total_steps=6 train.router_bias_speed=0 "$allowed" || cat err
 has err 'the bias that balances experts stays as it is'
 exits 0 train run.yaml run.dir=rest train.steps=6 || cat err
 mesh 2 rest_two mesh.pp=2 train.steps=6 train.router_bias_speed=0 "$allowed"
@@ -84,8 +85,8 @@ done
 [ "$(curve take | tail -1)" != "$(curve rest | tail -1)" ] || fail "a bias that rests is no bias"
 
 # Weight averaging may also be turned on and off.
-exits 0 train run.yaml run.dir=average train.steps=2 schedule.total_steps=6
-exits 0 train run.yaml run.dir=average train.steps=4 schedule.total_steps=6 optimizer.ema=0.9 "$allowed" || cat err
+exits 0 train run.yaml run.dir=average train.steps=2 lr_schedule.total_steps=6
+exits 0 train run.yaml run.dir=average train.steps=4 lr_schedule.total_steps=6 optimizer.ema=0.9 "$allowed" || cat err
 exits 0 inspect average/checkpoints/step-00000004/optimizer.safetensors
 has out 'average.model.layers.1.mlp.gate.balance_bias'
 exits 0 train run.yaml run.dir=average train.steps=6 optimizer.ema=0 "$allowed" || cat err

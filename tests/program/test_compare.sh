@@ -9,7 +9,7 @@ model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attent
 data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, validation_fraction: 0.1}
 train: {steps: 12, context: 16, microbatch: 1, tokens_per_step: 32, compute: fp32}
 optimizer: {lr: 1e-3}
-schedule: {kind: constant, warmup_steps: 0}
+lr_schedule: {kind: constant, warmup_steps: 0}
 validation: {every: 4, samples: 4}
 checkpoint: {every: 6, keep: 4}
 metrics: {tensorboard: false, log_freq: 1}

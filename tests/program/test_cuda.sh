@@ -11,7 +11,7 @@ model: {hidden_size: 32, intermediate_size: 40, num_hidden_layers: 2, num_attent
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache, document_mask: true}
 train: {steps: 4, context: 32, microbatch: 2, tokens_per_step: 128, compute: fp32}
 optimizer: {lr: 3e-3}
-schedule: {warmup_steps: 2}
+lr_schedule: {warmup_steps: 2}
 checkpoint: {every: 2}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
@@ -121,14 +121,14 @@ done < <(sed -n '/op, or product of a part/,/^  memory of/p' out | grep -E '^   
 [ "$checked" -ge 7 ] || fail "only $checked ops are held against a run: $(cat out)"
 WEFT_SIM_SEED=5 train order run.device=cuda train.recompute=full
 same order base
-train half run.device=cuda train.steps=2 schedule.total_steps=4
+train half run.device=cuda train.steps=2 lr_schedule.total_steps=4
 WEFT_SIM_SEED=6 train half run.device=cuda
 same half base
-train moved run.device=cpu train.steps=2 schedule.total_steps=4
+train moved run.device=cpu train.steps=2 lr_schedule.total_steps=4
 train moved run.device=cuda
 near moved cpu
-train exact_cpu run.device=cpu train.numerics=exact
-train exact run.device=cuda train.numerics=exact
+train exact_cpu run.device=cpu numerics.mode=exact
+train exact run.device=cuda numerics.mode=exact
 near exact exact_cpu
 experts="model.family=olmoe model.num_key_value_heads=4 model.num_experts=4 model.num_experts_per_tok=2"
 train experts_cpu run.device=cpu $experts
@@ -165,8 +165,8 @@ same stages base
 WEFT_SIM_DEVICES=1 train crowded run.device=cuda -n 2 mesh.pp=2
 same crowded base
 grep -q "through the memory of the host: ranks 0 and 1 share a GPU" crowded.out crowded.err || fail "a shared GPU is not named"
-train shared run.device=cuda numerics.canonical_tp=2
-train tensor run.device=cuda numerics.canonical_tp=2 -n 2 mesh.tp=2
+train shared run.device=cuda numerics.tp_invariant_up_to=2
+train tensor run.device=cuda numerics.tp_invariant_up_to=2 -n 2 mesh.tp=2
 same tensor shared
 # The limit allows for very busy machines; the test goes on meanwhile.
 stop_one() {

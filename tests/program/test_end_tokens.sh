@@ -81,7 +81,7 @@ kept() {
 }
 exits 0 train tune.yaml model.init=base run.dir=tuned || cat err
 kept "$(last tuned)"
-exits 0 train tune.yaml model.init=base run.dir=tuned train.steps=3 schedule.total_steps=2
+exits 0 train tune.yaml model.init=base run.dir=tuned train.steps=3 lr_schedule.total_steps=2
 kept "$(last tuned)"
 exits 0 export tuned exported
 kept exported

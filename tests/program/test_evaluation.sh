@@ -15,7 +15,7 @@ data:
   cache_dir: cache
 train: {steps: 6, context: 64, microbatch: 4, compute: fp32}
 optimizer: {lr: 1e-2}
-schedule: {kind: constant, warmup_steps: 0}
+lr_schedule: {kind: constant, warmup_steps: 0}
 validation: {every: 4, samples: 5}
 evaluation:
   every: 3

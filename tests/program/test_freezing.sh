@@ -8,8 +8,9 @@ letters 60 3 >text.txt
 cat >run.yaml <<END
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 3, num_attention_heads: 4, tie_word_embeddings: true}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
-train: {steps: 8, context: 32, microbatch: 2, tokens_per_step: 512, compute: fp32, numerics: exact}
-schedule: {warmup_steps: 2}
+train: {steps: 8, context: 32, microbatch: 2, tokens_per_step: 512, compute: fp32}
+numerics: {mode: exact}
+lr_schedule: {warmup_steps: 2}
 checkpoint: {every: 4}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
@@ -22,7 +23,7 @@ curve one >one.curve
 exits 0 train run.yaml run.dir=free optimizer.groups=
 curve free | cmp -s - one.curve && fail "freezing changes nothing"
 
-exits 0 train run.yaml run.dir=resumed train.steps=4 schedule.total_steps=8
+exits 0 train run.yaml run.dir=resumed train.steps=4 lr_schedule.total_steps=8
 exits 0 train run.yaml run.dir=resumed
 mesh 2 shard mesh.dp_shard=2
 mesh 2 replicate mesh.dp_replicate=2 train.gradient_sync=microbatch

@@ -12,7 +12,7 @@ model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attent
 data: {sources: [text.txt], validation: [{path: other.txt, name: other}, {path: text.txt, name: own}], cache_dir: cache}
 train: {steps: 10, context: 32, microbatch: 4, compute: fp32}
 optimizer: {lr: 3e-2}
-schedule: {kind: constant, warmup_steps: 0, total_steps: 40}
+lr_schedule: {kind: constant, warmup_steps: 0, total_steps: 40}
 validation: {every: 2, samples: 8}
 checkpoint: {every: 2, keep: 2, keep_best: validation/other/loss}
 metrics: {log_freq: 1, tensorboard: false}

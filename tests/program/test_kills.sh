@@ -12,7 +12,7 @@ model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attent
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
 train: {steps: $((40 + 20 * kills)), context: 32, microbatch: 2, tokens_per_step: 128}
 optimizer: {states: bf16, groups: [{match: mlp, kind: sgd, lr: 0.1}, {match: embed, states: fp32, lr: 1e-3}]}
-schedule: {warmup_steps: 4}
+lr_schedule: {warmup_steps: 4}
 checkpoint: {every: 3}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}

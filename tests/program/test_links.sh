@@ -8,7 +8,7 @@ cat >run.yaml <<END
 model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}
 data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, audit: true}
 train: {steps: 4, context: 16, microbatch: 1, tokens_per_step: 32, compute: fp32}
-schedule: {total_steps: 6}
+lr_schedule: {total_steps: 6}
 checkpoint: {every: 2, keep: 2}
 run: {threads: 1}
 END

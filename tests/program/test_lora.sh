@@ -9,8 +9,9 @@ letters 60 3 >text.txt
 cat >base.yaml <<END
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 3, num_attention_heads: 4, num_key_value_heads: 2, tie_word_embeddings: true}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
-train: {steps: 4, context: 32, microbatch: 2, tokens_per_step: 512, compute: fp32, numerics: exact}
-schedule: {warmup_steps: 2}
+train: {steps: 4, context: 32, microbatch: 2, tokens_per_step: 512, compute: fp32}
+numerics: {mode: exact}
+lr_schedule: {warmup_steps: 2}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
 END
@@ -30,7 +31,7 @@ curve one >one.curve
 [ "$(digest base)" = "$before" ] || fail "the base has changed"
 
 # One curve, and the same adapters, on other meshes and after a restart.
-exits 0 train run.yaml run.dir=resumed train.steps=4 schedule.total_steps=8
+exits 0 train run.yaml run.dir=resumed train.steps=4 lr_schedule.total_steps=8
 exits 0 train run.yaml run.dir=resumed
 exits 0 train run.yaml run.dir=full train.recompute=full
 mesh 2 shard mesh.dp_shard=2
@@ -42,16 +43,16 @@ for run in resumed full shard replicate stages both; do
     [ "$(digest $run)" = "$(digest one)" ] || fail "$run has other adapters"
 done
 # Context parallelism, with both methods.
-exits 0 train run.yaml run.dir=spans numerics.canonical_cp=4
-mesh 4 contexts numerics.canonical_cp=4 mesh.cp=2 mesh.dp_shard=2 parallel.context=heads train.steps=4 schedule.total_steps=8
-mesh 2 contexts numerics.canonical_cp=4 mesh.cp=2 parallel.context=keys
+exits 0 train run.yaml run.dir=spans numerics.cp_invariant_up_to=4
+mesh 4 contexts numerics.cp_invariant_up_to=4 mesh.cp=2 mesh.dp_shard=2 mesh.cp_comm=all_to_all train.steps=4 lr_schedule.total_steps=8
+mesh 2 contexts numerics.cp_invariant_up_to=4 mesh.cp=2 mesh.cp_comm=all_gather
 curve contexts | cmp -s - <(curve spans) || fail "ranks that share tokens have another curve"
 [ "$(digest contexts)" = "$(digest spans)" ] || fail "ranks that share tokens have other adapters"
 # Tensor parallelism, also over the two KV heads: the bits of one rank with as many splits.
-leaves=(numerics.canonical_tp=4)
+leaves=(numerics.tp_invariant_up_to=4)
 exits 0 train run.yaml run.dir=leaves "${leaves[@]}"
 exits 0 train run.yaml run.dir=leaves_apart "${leaves[@]}" train.recompute=full train.split_backward=true
-mesh 2 tensors "${leaves[@]}" mesh.tp=2 train.steps=4 schedule.total_steps=8
+mesh 2 tensors "${leaves[@]}" mesh.tp=2 train.steps=4 lr_schedule.total_steps=8
 mesh 4 tensors "${leaves[@]}" mesh.tp=4
 mesh 4 tensors_sharded "${leaves[@]}" mesh.tp=2 mesh.dp_shard=2 train.recompute=full train.split_backward=true
 mesh 4 tensors_stages "${leaves[@]}" mesh.tp=2 mesh.pp=2 pipeline.schedule=zb_h1
@@ -59,9 +60,9 @@ for run in leaves_apart tensors tensors_sharded tensors_stages; do
     curve $run | cmp -s - <(curve leaves) || fail "$run has another curve"
     [ "$(digest $run)" = "$(digest leaves)" ] || fail "$run has other adapters"
 done
-pieces=(numerics.canonical_tp=2 numerics.canonical_cp=4 train.steps=4)
+pieces=(numerics.tp_invariant_up_to=2 numerics.cp_invariant_up_to=4 train.steps=4)
 exits 0 train run.yaml run.dir=pieces "${pieces[@]}"
-mesh 4 shared "${pieces[@]}" mesh.tp=2 mesh.cp=2 parallel.context=keys
+mesh 4 shared "${pieces[@]}" mesh.tp=2 mesh.cp=2 mesh.cp_comm=all_gather
 curve shared | cmp -s - <(curve pieces) || fail "ranks that share matrices and tokens have another curve"
 [ "$(digest shared)" = "$(digest pieces)" ] || fail "ranks that share matrices and tokens have other adapters"
 # Adapters with Muon, which updates full matrices on one of the tp ranks.
@@ -76,7 +77,7 @@ done
 exits 0 plan run.yaml -n 4 "${muon[@]}" mesh.tp=2 mesh.dp_shard=2
 has out "q_proj.lora_A"
 # Resumes on another mesh.
-mesh 2 moved train.steps=4 schedule.total_steps=8 mesh.dp_shard=2
+mesh 2 moved train.steps=4 lr_schedule.total_steps=8 mesh.dp_shard=2
 exits 0 train run.yaml run.dir=moved
 curve moved | cmp -s - one.curve || fail "moved has another curve"
 
@@ -107,7 +108,7 @@ awk -v a="$adapted" -v b="$whole" -v c="$plain" 'BEGIN { d = a - b; if (d < 0) d
     fail "loss $adapted, merged $whole, of the base $plain"
 shared=$(loss one -n 2 mesh.cp=2)
 awk -v a="$adapted" -v b="$shared" 'BEGIN { d = a - b; if (d < 0) d = -d; exit !(b > 0 && d < 1e-5 * a) }' || fail "loss $adapted, on ranks of cp $shared"
-same=$(loss one numerics.canonical_tp=2)
+same=$(loss one numerics.tp_invariant_up_to=2)
 [ -n "$same" ] && [ "$(loss one -n 2 mesh.tp=2)" = "$same" ] || fail "on ranks of tp eval has another loss"
 exits 0 generate one --prompt abc --tokens 12 --temperature 0 --compute fp32
 cp out adapted.text
@@ -136,14 +137,14 @@ has err "2 matrices, scale 4"
 has some/checkpoints/step-00000002/adapter_config.json '"model.layers.1.self_attn.q_proj"'
 has some/checkpoints/step-00000002/adapter_config.json '"use_rslora": true'
 part half train.compute=bf16 checkpoint.dtype=bf16 train.steps=4
-part halves train.compute=bf16 checkpoint.dtype=bf16 schedule.total_steps=4
+part halves train.compute=bf16 checkpoint.dtype=bf16 lr_schedule.total_steps=4
 part halves train.compute=bf16 checkpoint.dtype=bf16 train.steps=4
 cmp -s <(curve half) <(curve halves) || fail "with a rounded file it goes on otherwise"
 
 # Over tp in bf16: fused or transposed matrices; norms after the layers, and norms over all heads.
 for family in phi3 gpt2 olmo2; do
     exits 0 train base.yaml run.dir=$family.base model.family=$family model.num_key_value_heads=4 train.steps=1
-    own=(model.init=$family.base lora.rank=3 train.steps=3 train.compute=bf16 numerics.canonical_tp=2)
+    own=(model.init=$family.base lora.rank=3 train.steps=3 train.compute=bf16 numerics.tp_invariant_up_to=2)
     exits 0 train run.yaml run.dir=$family.one "${own[@]}"
     mesh 2 $family.two "${own[@]}" mesh.tp=2
     curve $family.two | cmp -s - <(curve $family.one) || fail "$family over tp has another curve"

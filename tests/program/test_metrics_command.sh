@@ -7,7 +7,7 @@ cat >run.yaml <<END
 model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}
 data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, validation_fraction: 0.1}
 train: {steps: 12, context: 16, microbatch: 1, tokens_per_step: 32, compute: fp32}
-schedule: {kind: constant, warmup_steps: 0, total_steps: 100}
+lr_schedule: {kind: constant, warmup_steps: 0, total_steps: 100}
 validation: {every: 4, samples: 4}
 checkpoint: {every: 6}
 metrics: {tensorboard: false, log_freq: 1}

@@ -10,9 +10,10 @@ cat >run.yaml <<END
 model: {family: recurrent, mixer: [min_gru, min_lstm, mamba2, attention, hawk], hidden_size: 32, intermediate_size: 48, num_hidden_layers: 5,
   num_attention_heads: 4, conv_size: 3, mamba_d_head: 16, mamba_d_state: 8}
 data: {sources: [{path: text.txt, split: paragraphs}], validation: [{path: text.txt, split: paragraphs}], cache_dir: cache}
-train: {steps: 6, context: 32, microbatch: 5, tokens_per_step: 640, compute: fp32, numerics: exact, recompute: selective}
+train: {steps: 6, context: 32, microbatch: 5, tokens_per_step: 640, compute: fp32, recompute: selective}
+numerics: {mode: exact}
 validation: {every: 6, samples: 20}
-schedule: {warmup_steps: 2}
+lr_schedule: {warmup_steps: 2}
 checkpoint: {every: 3}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
@@ -23,7 +24,7 @@ has err 'blocks: min_gru, min_lstm, mamba2, attention, hawk'
 curve one >one.curve
 [ "$(wc -l <one.curve)" -eq 6 ] || fail "no curve"
 exits 0 train run.yaml run.dir=threads run.threads=2
-exits 0 train run.yaml run.dir=resumed train.steps=3 schedule.total_steps=6
+exits 0 train run.yaml run.dir=resumed train.steps=3 lr_schedule.total_steps=6
 mesh 2 resumed mesh.dp_shard=2
 mesh 2 replicate mesh.dp_replicate=2 train.gradient_sync=microbatch train.recompute=full
 mesh 4 both mesh.dp_shard=2 mesh.pp=2 pipeline.schedule=zbv

@@ -11,7 +11,7 @@ model: {hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, num_attent
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
 train: {steps: 6, context: 16, tokens_per_step: 128, microbatch: 2, compute: fp32, z_loss: 1e-3}
 optimizer: {kind: muon, lr: 1e-2, ema: 0.9}
-schedule: {warmup_steps: 1, total_steps: 6}
+lr_schedule: {warmup_steps: 1, total_steps: 6}
 checkpoint: {every: 0}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1, dir: whole}
@@ -51,7 +51,7 @@ on 1 alone
 
 # ---- Muon with matrices sharded over tp: also in fast numerics the curve of one tp rank; and at another degree after a stop ----
 
-boxes="numerics.canonical_tp=2 optimizer.states=bf16 train.microbatch=1"
+boxes="numerics.tp_invariant_up_to=2 optimizer.states=bf16 train.microbatch=1"
 # shellcheck disable=SC2086
 {
     on 2 uncut $boxes mesh.dp_shard=2
@@ -77,8 +77,8 @@ diff <(sed -n '/^optimizer$/,/^  decay/p' cut) <(sed -n '/^optimizer$/,/^  decay
 
 # ---- MTP heads: one curve on several ranks and over a stop; with loss weight 0 they change nothing else ----
 
-further="optimizer.kind=adamw train.z_loss=0 optimizer.ema=0 train.numerics=exact model.tie_word_embeddings=false train.steps=4"
-heads="$further train.multi_token=2 train.multi_token_weight=0.5"
+further="optimizer.kind=adamw train.z_loss=0 optimizer.ema=0 numerics.mode=exact model.tie_word_embeddings=false train.steps=4"
+heads="$further train.mtp_depth=2 train.mtp_loss_weight=0.5"
 further_losses() { sed -n 's/.*"loss_2": \([^,]*\), "loss_3": \([^,]*\), "loss_4": \([^,]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"; }
 # shellcheck disable=SC2086
 {
@@ -87,14 +87,14 @@ further_losses() { sed -n 's/.*"loss_2": \([^,]*\), "loss_3": \([^,]*\), "loss_4
     on 1 heads1 $heads train.microbatch=1 train.split_backward=true
     on 2 stopped_heads $heads mesh.dp_replicate=2 train.steps=2
     on 2 stopped_heads $heads mesh.dp_shard=2
-    on 1 spans $heads numerics.canonical_cp=4
-    on 4 contexts $heads numerics.canonical_cp=4 mesh.cp=2 mesh.pp=2 train.steps=2
-    on 2 contexts $heads numerics.canonical_cp=4 mesh.cp=2 parallel.context=keys
-    on 1 leaves $heads numerics.canonical_tp=2
-    on 4 tensors $heads numerics.canonical_tp=2 mesh.tp=2 mesh.pp=2 train.steps=2
-    on 2 tensors $heads numerics.canonical_tp=2 mesh.dp_shard=2 train.steps=3
+    on 1 spans $heads numerics.cp_invariant_up_to=4
+    on 4 contexts $heads numerics.cp_invariant_up_to=4 mesh.cp=2 mesh.pp=2 train.steps=2
+    on 2 contexts $heads numerics.cp_invariant_up_to=4 mesh.cp=2 mesh.cp_comm=all_gather
+    on 1 leaves $heads numerics.tp_invariant_up_to=2
+    on 4 tensors $heads numerics.tp_invariant_up_to=2 mesh.tp=2 mesh.pp=2 train.steps=2
+    on 2 tensors $heads numerics.tp_invariant_up_to=2 mesh.dp_shard=2 train.steps=3
     on 4 tensors $heads mesh.tp=2 mesh.dp_shard=2
-    on 1 unweighted $heads train.multi_token_weight=0 optimizer.weight_decay=0
+    on 1 unweighted $heads train.mtp_loss_weight=0 optimizer.weight_decay=0
     on 1 headless $further optimizer.weight_decay=0
 }
 [ "$(curve heads4)" = "$(curve heads1)" ] && [ "$(further_losses heads4)" = "$(further_losses heads1)" ] &&
@@ -115,12 +115,12 @@ exits 0 eval heads text.txt --context 16 --json
 # shellcheck disable=SC2086
 exits 78 train run.yaml run.dir=wrong $heads model.tie_word_embeddings=true
 has err "MTP heads together with"
-exits 78 train run.yaml run.dir=heads optimizer.kind=adamw optimizer.ema=0 model.tie_word_embeddings=false train.z_loss=0 train.numerics=exact train.steps=5
-has err "train.multi_token"
+exits 78 train run.yaml run.dir=heads optimizer.kind=adamw optimizer.ema=0 model.tie_word_embeddings=false train.z_loss=0 numerics.mode=exact train.steps=5
+has err "train.mtp_depth"
 
 # ---- batch-size ramp-up: 32, 64, 128 tokens; on several ranks, over a stop in the middle, and by the samples used ----
 
-grow="optimizer.kind=adamw train.numerics=exact train.batch_start=32 train.batch_warmup=400 train.microbatch=1 data.audit=true train.steps=14"
+grow="optimizer.kind=adamw numerics.mode=exact train.rampup_start=32 train.rampup_tokens=400 train.microbatch=1 data.audit=true train.steps=14"
 # shellcheck disable=SC2086
 {
     on 1 grown $grow
@@ -142,14 +142,14 @@ exits 0 audit grown
 exits 0 audit grown3
 # shellcheck disable=SC2086
 exits 0 plan run.yaml $grow
-has out "batch warm-up: 32 tokens at first, doubled 2 times, all from step 12 on"
+has out "batch ramp-up: 32 tokens at first, doubled 2 times, all from step 12 on"
 # shellcheck disable=SC2086
 {
-    expect 78 plan run.yaml $grow train.batch_start=48
+    expect 78 plan run.yaml $grow train.rampup_start=48
     has err "never is train.tokens_per_step"
-    expect 78 plan run.yaml $grow train.batch_warmup=0
-    has err "train.batch_start and train.batch_warmup together"
-    expect 78 plan run.yaml $grow train.batch_start=16 -n 2
+    expect 78 plan run.yaml $grow train.rampup_tokens=0
+    has err "train.rampup_start and train.rampup_tokens together"
+    expect 78 plan run.yaml $grow train.rampup_start=16 -n 2
     has err "start with 32"
     expect 78 plan run.yaml $grow metrics.trace=11-12
     has err "it ends with step 11"
@@ -169,7 +169,7 @@ grep -q '"z_loss": null' plain/metrics.jsonl || fail "a z-loss without one: $(he
 
 # ---- the average begins where it is first enabled, which is reported; and can be disabled ----
 
-on 1 plain train.steps=7 schedule.total_steps=6 optimizer.ema=0.5 run.allow_changes=[train.z_loss] train.z_loss=0
+on 1 plain train.steps=7 lr_schedule.total_steps=6 optimizer.ema=0.5 run.allow_changes=[train.z_loss] train.z_loss=0
 grep -q 'optimizer.ema was 0 and is 0.5 now' plain.log || fail "not said: $(cat plain.log)"
 [ -e plain/checkpoints/latest/model.ema.safetensors ] || fail "no average"
 rm -rf plain.ema
@@ -185,9 +185,9 @@ has err "muon is for the matrices of blocks"
 expect 78 plan run.yaml optimizer.ema=1
 expect 78 plan run.yaml optimizer.kind=moun
 has err "muon"
-expect 78 plan run.yaml schedule.kind=drops
-has err "schedule.min_factor"
-expect 78 plan run.yaml schedule.kind=range schedule.min_factor=0.1 schedule.warmup_from=0.1
-has err "schedule.warmup_from"
-exits 0 plan run.yaml schedule.kind=drops schedule.min_factor=0.1
+expect 78 plan run.yaml lr_schedule.kind=drops
+has err "lr_schedule.min_factor"
+expect 78 plan run.yaml lr_schedule.kind=range lr_schedule.min_factor=0.1 lr_schedule.warmup_from=0.1
+has err "lr_schedule.warmup_from"
+exits 0 plan run.yaml lr_schedule.kind=drops lr_schedule.min_factor=0.1
 conclude

@@ -81,7 +81,7 @@ once=$(sent gradients -n 4)
 often=$(sent gradients -n 4 train.gradient_sync=microbatch)
 is "reduce-scatter against all-reduce" "$once" $((parameters * 4 * 3 / 4))
 is "reduce-scatters once a microbatch" "$often" $((once * 16))
-is "exact sums are of 8 bytes" "$(sent gradients -n 4 train.numerics=exact)" $((once * 2))
+is "exact sums are of 8 bytes" "$(sent gradients -n 4 numerics.mode=exact)" $((once * 2))
 has out "numerics exact, on rank 0: memory"
 has out "instead of"
 always=$(sent parameters -n 4)
@@ -165,8 +165,8 @@ fits() {
 }
 # A choice that changes the last bits is reported.
 plan 0 -n 2 mesh.pp=2 pipeline.schedule=looped_bfs
-has out "train.numerics=exact makes the bits equal"
-plan 0 -n 2 mesh.pp=2 pipeline.schedule=looped_bfs train.numerics=exact
+has out "numerics.mode=exact makes the bits equal"
+plan 0 -n 2 mesh.pp=2 pipeline.schedule=looped_bfs numerics.mode=exact
 hasnt out "another order"
 plan 0 -n 2 mesh.pp=2 pipeline.schedule=dualpipev
 hasnt out "another order"
@@ -177,7 +177,7 @@ for name in $limited; do
     fits pipeline.schedule=$name
     fits pipeline.schedule=$name train.compute=auto model.vocab_size=4096 train.recompute=full
 done
-fits pipeline.schedule=zb_h2 train.compute=bf16 model.tie_word_embeddings=true train.numerics=exact
+fits pipeline.schedule=zb_h2 train.compute=bf16 model.tie_word_embeddings=true numerics.mode=exact
 fits pipeline.schedule=zb_h1 mesh.dp_shard=1 train.split_backward=true checkpoint.dtype=bf16 run.threads=0
 # With a GPU the limit is that of its memory: the checkpoint copy has a column of its own and does not count.
 fits pipeline.schedule=1f1b run.device=cuda
@@ -313,7 +313,7 @@ for mesh in mesh.cp=2 "mesh.tp=2 mesh.cp=2"; do
     work=$(awk '/^work and bytes/ { on = 1 } on && $1 == "0-3" && NF > 4 { print $2; exit }' out)
     near "$work" "$whole" || fail "$mesh: a rank of 4 does $work TFLOP, data-parallel $whole"
 done
-has out "context parallelism over 2 ranks by keys (auto: 2 ranks cannot share 1 key and value heads)"
+has out "context parallelism over 2 ranks by all_gather (auto: 2 ranks cannot share 1 key and value heads)"
 plan 0 -n 4 mesh.tp=2 mesh.cp=2 --program
 has out "CP_ALL_GATHER_KV u1 m0 what attention reads"
 has out "CP_REDUCE_SCATTER_DKV u1 m0 gradient of what attention reads"
@@ -321,13 +321,13 @@ plan 0 -n 4
 hasnt out "      passes"
 hasnt out "context parallelism"
 plan 0 -n 2 mesh.cp=2 --program
-has out "context parallelism over 2 ranks by heads (auto: "
-has out " a block and microbatch, by keys "
+has out "context parallelism over 2 ranks by all_to_all (auto: "
+has out " a block and microbatch, by all_gather "
 has out "  gradients      passes"
 has out "CP_ALL_TO_ALL u1 m0 what q k v makes"
 has out "CP_ALL_TO_ALL u1 m0 gradient of what attention makes"
-plan 0 -n 2 mesh.cp=2 parallel.context=keys --program
-has out "context parallelism over 2 ranks by keys (parallel.context)"
+plan 0 -n 2 mesh.cp=2 mesh.cp_comm=all_gather --program
+has out "context parallelism over 2 ranks by all_gather (mesh.cp_comm)"
 hasnt out "CP_ALL_TO_ALL"
 plan 0 -n 2 mesh.tp=2 --program
 has out "  gradients      passes"
@@ -349,7 +349,7 @@ plan 0 -n 4 mesh.tp=4 --program # with two KV heads
 has out "TP_ALL_REDUCE_DKV u1 m0 gradient of what attention reads"
 has out " tp 4"
 plan 78 -n 3 mesh.cp=3
-has err "mesh.cp 3 by keys does not divide the 64 tokens of a microbatch into two parts a rank: change train.microbatch or train.context, to a multiple of 6"
+has err "mesh.cp 3 by all_gather does not divide the 64 tokens of a microbatch into two parts a rank: change train.microbatch or train.context, to a multiple of 6"
 
 # Hardware: consistent seconds of a step and of all steps, tokens/s and MFU; its memory is the limit.
 plan 0 -n 4 mesh.pp=2 train.compute=auto --hardware h100

@@ -8,7 +8,7 @@ model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 2, num_attent
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache, tokenizer: bytes}
 train: {steps: 8, context: 64, microbatch: 1, tokens_per_step: 64, compute: fp32}
 optimizer: {lr: 0.02}
-schedule: {warmup_steps: 1}
+lr_schedule: {warmup_steps: 1}
 metrics: {tensorboard: false}
 run: {threads: 1}
 END

@@ -10,7 +10,7 @@ cat >run.yaml <<EOF
 model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1, rope_factor: 2}
 data: {sources: [{path: text.txt, weight: 3, split: paragraphs}, {path: more.txt, weight: 1, split: paragraphs}], cache_dir: cache, validation_fraction: 0.1, audit: true}
 train: {steps: 3, context: 16, tokens_per_step: 128, microbatch: 4, compute: fp32}
-schedule: {warmup_steps: 1, total_steps: 6}
+lr_schedule: {warmup_steps: 1, total_steps: 6}
 validation: {samples: 8}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1, dir: base}

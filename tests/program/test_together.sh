@@ -13,7 +13,8 @@ make_tasks 2 1
 cat >dense.yaml <<END
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 4}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
-train: {steps: 2, context: 32, microbatch: 1, tokens_per_step: 128, compute: fp32, numerics: exact}
+train: {steps: 2, context: 32, microbatch: 1, tokens_per_step: 128, compute: fp32}
+numerics: {mode: exact}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
 END
@@ -27,7 +28,7 @@ done
 trained() {
     local config=$1 axis=$2 pieces=()
     shift 2
-    [ "$axis" = ep ] || pieces=("numerics.canonical_$axis=4") # by keys a rank of cp has two spans
+    [ "$axis" = ep ] || pieces=("numerics.${axis}_invariant_up_to=4") # by keys a rank of cp has two spans
     rm -rf one two
     exits 0 train "$config" run.dir=one "${pieces[@]}" "$@"
     on_ranks 2 "$weft" train "$config" run.dir=two "${mesh[@]}" "${pieces[@]}" "$@" >out 2>err </dev/null || fail "$axis with $*: $(tail -3 err)"
@@ -43,10 +44,10 @@ try() {
     [ "$axis" != ep ] || mesh=(mesh.dp_shard=2 mesh.ep=2) config=experts.yaml
     case $1 in
     lora.rank=*) set -- "$@" "model.init=${config%.yaml}/checkpoints/step-00000001" ;;
-    model.tie_word_embeddings=true) set -- "$@" train.multi_token=1 ;;
+    model.tie_word_embeddings=true) set -- "$@" train.mtp_depth=1 ;;
     model.family=recurrent) set -- "$@" 'model.mixer=[min_gru]' ;;
-    model.family=deepseek_* | train.multi_token_kind=module)
-        [ "$1" != train.multi_token_kind=module ] || set -- "$@" train.multi_token=1 model.family=deepseek_v3
+    model.family=deepseek_* | train.mtp_kind=module)
+        [ "$1" != train.mtp_kind=module ] || set -- "$@" train.mtp_depth=1 model.family=deepseek_v3
         set -- "$@" "${experts[@]}" model.moe_intermediate_size=20 model.first_k_dense_replace=1 model.n_group=2 model.topk_group=1 \
             model.head_dim=0 model.q_lora_rank=24 model.kv_lora_rank=16 model.qk_nope_head_dim=6 model.qk_rope_head_dim=4 model.v_head_dim=8
         ;;

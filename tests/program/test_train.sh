@@ -16,7 +16,7 @@ data:
   validation_fraction: 0.1
 train: {steps: 30, context: 32, microbatch: 2, tokens_per_step: 256, compute: fp32}
 optimizer: {lr: 3e-3}
-schedule: {warmup_steps: 4}
+lr_schedule: {warmup_steps: 4}
 validation: {every: 10, samples: 8}
 checkpoint: {every: 10, keep: 8}
 metrics: {log_freq: 1, tensorboard: false}
@@ -120,7 +120,7 @@ grep -q '"bits_per_byte": [0-9.]*,' eval.json || fail "eval says $(cat eval.json
 "$weft" generate base --prompt "the light" --tokens 20 --seed 3 --threads 2 >two.txt 2>/dev/null
 cmp -s one.txt two.txt || fail "the same seed gives another text"
 grep -q "^the light" one.txt || fail "generate writes: $(cat one.txt)"
-train onward model.init=base train.steps=31 schedule.warmup_steps=0
+train onward model.init=base train.steps=31 lr_schedule.warmup_steps=0
 [ "$status" -eq 0 ] || fail "starting from a model: $(tail -1 onward.err)"
 awk 'NR == FNR { last = $2; next } FNR == 1 { exit !($2 < last * 1.2) }' <(curve base) <(curve onward) || fail "weights of model.init are not used"
 "$weft" report base >/dev/null 2>&1 && grep -q "</html>" base/report.html || fail "report"
@@ -133,8 +133,8 @@ exits 0 config init.yaml
 grep -q 'hidden_size: 32  # .*base/checkpoints/step-.*/config.json' out || fail "a value of config.json has another source: $(grep hidden out)"
 
 # A checkpoint whose model file is bf16 resumes with the same bits.
-train rounded checkpoint.dtype=bf16 train.steps=20 schedule.total_steps=30
-train rounded checkpoint.dtype=bf16 schedule.total_steps=30 'run.allow_changes=[train.steps]'
+train rounded checkpoint.dtype=bf16 train.steps=20 lr_schedule.total_steps=30
+train rounded checkpoint.dtype=bf16 lr_schedule.total_steps=30 'run.allow_changes=[train.steps]'
 [ "$(curve rounded)" = "$(curve base)" ] || fail "a bf16 model file: resuming changes the curve"
 
 # bad STATUS TEXT WORD... : training fails with that status and message.
@@ -208,32 +208,32 @@ exits 0 eval base text.txt --context 64
 has err "warning: --context is 64: this model is for sequences of 32"
 
 # Settings that will have no effect give a warning.
-train remarks train.steps=3 schedule.total_steps=2 schedule.warmup_steps=0 data.validation_fraction=0 validation.every=1 metrics.trace=4-5
+train remarks train.steps=3 lr_schedule.total_steps=2 lr_schedule.warmup_steps=0 data.validation_fraction=0 validation.every=1 metrics.trace=4-5
 [ "$status" -eq 0 ] || fail "remarks: exit status $status: $(tail -2 remarks.err)"
-has remarks.err "warning: schedule.total_steps is 2 of 3 steps: the learning rate is 0 after it"
+has remarks.err "warning: lr_schedule.total_steps is 2 of 3 steps: the learning rate is 0 after it"
 has remarks.err "warning: validation.every is 1, and there is nothing to validate on: set data.validation_fraction, or data.validation"
 has remarks.err "warning: metrics.trace is 4-5, and the run has 3 steps: nothing is traced"
-train remarks train.steps=1 schedule.warmup_steps=5 validation.samples=100000 run.overwrite=true
-has remarks.err "warning: schedule.warmup_steps is 5, and the schedule has 1 steps: the learning rate warms up to the end and never comes down; a tenth is usual, schedule.warmup_steps=1"
+train remarks train.steps=1 lr_schedule.warmup_steps=5 validation.samples=100000 run.overwrite=true
+has remarks.err "warning: lr_schedule.warmup_steps is 5, and the schedule has 1 steps: the learning rate warms up to the end and never comes down; a tenth is usual, lr_schedule.warmup_steps=1"
 grep -q '^warning: validation.samples is 100000, and there are [0-9]*: all are taken' remarks.err || fail "too many samples: $(grep warn remarks.err)"
 cp text.txt twice.txt
-train remarks train.steps=1 schedule.warmup_steps=0 run.overwrite=true data.cache_dir=twice 'data.sources=[text.txt, twice.txt]'
+train remarks train.steps=1 lr_schedule.warmup_steps=0 run.overwrite=true data.cache_dir=twice 'data.sources=[text.txt, twice.txt]'
 has remarks.err "warning: twice.txt holds what text.txt holds: it is trained on that much more often"
-train remarks train.steps=1 schedule.warmup_steps=0 run.overwrite=true data.cache_dir=twice data.validation_fraction=0 'data.validation=[twice.txt]'
+train remarks train.steps=1 lr_schedule.warmup_steps=0 run.overwrite=true data.cache_dir=twice data.validation_fraction=0 'data.validation=[twice.txt]'
 has remarks.err "warning: twice.txt holds what text.txt holds: the validation loss is one of text that is trained on"
 ! grep '^warning' base.err | grep -v 'other programs use this machine' || fail "remarks on a run that has what it asks for"
-sed '/^schedule:/d' run.yaml >unsaid.yaml
+sed '/^lr_schedule:/d' run.yaml >unsaid.yaml
 exits 0 train unsaid.yaml run.dir=unsaid train.steps=2 data.validation_fraction=0
-has err "warning: schedule.warmup_steps is 200 by default, and the schedule has 2 steps: "
+has err "warning: lr_schedule.warmup_steps is 200 by default, and the schedule has 2 steps: "
 ! grep -q 'mfu\|matrix-product peak' err || fail "a run of milliseconds has an mfu: $(cat err)"
 
 # Before its first step, a long run reports how long it will take, and how often its text is read.
-train endless train.steps=100000000 schedule.total_steps=30 --inject kill:rank=0,step=2
+train endless train.steps=100000000 lr_schedule.total_steps=30 --inject kill:rank=0,step=2
 [ "$status" -eq 137 ] || fail "killed: exit status $status"
 grep -qE '^time    about [0-9dhms.]+ for 100,000,000 steps on this machine: [0-9.e-]+ s a step, ' endless.err || fail "how long a run takes: $(cat endless.err)"
 grep -q '^warning: text.txt is read [0-9.]* times in 100000000 steps: ' endless.err || fail "how often a text is read: $(grep ^warning endless.err)"
 # More tokens than 64 bits can count, for a run that is meant to go on until it is stopped.
-train forever train.steps=1000000000000 train.tokens_per_step=16777216 train.batch_start=256 train.batch_warmup=10000 schedule.total_steps=30 --inject kill:rank=0,step=1
+train forever train.steps=1000000000000 train.tokens_per_step=16777216 train.rampup_start=256 train.rampup_tokens=10000 lr_schedule.total_steps=30 --inject kill:rank=0,step=1
 grep -qE '^warning: text.txt is read [0-9.e+]* times in 1000000000000 steps: ' forever.err || fail "how often a text is read: $(grep ^warning forever.err)"
 grep -qE '^time    about .+ for 1,000,000,000,000 steps on' forever.err || fail "how long a run without end takes: $(cat forever.err)"
 
@@ -303,10 +303,10 @@ train base 'optimizer.groups=[{match: mlp, kind: sgd}]' run.allow_changes=[optim
 bad 78 'optimizer.groups[0].match: no parameter has "experts" in its name' 'optimizer.groups=[{match: experts, lr: 1e-3}]'
 
 # More steps are not a change if the learning rate does not depend on them.
-train longer train.steps=20 schedule.total_steps=30
-train longer schedule.total_steps=30
-[ "$status" -eq 0 ] || fail "more steps with schedule.total_steps: status $status: $(tail -1 longer.err)"
-[ "$(curve longer)" = "$(curve base)" ] || fail "more steps with schedule.total_steps: another curve"
+train longer train.steps=20 lr_schedule.total_steps=30
+train longer lr_schedule.total_steps=30
+[ "$status" -eq 0 ] || fail "more steps with lr_schedule.total_steps: status $status: $(tail -1 longer.err)"
+[ "$(curve longer)" = "$(curve base)" ] || fail "more steps with lr_schedule.total_steps: another curve"
 train longer train.steps=25
 [ "$status" -eq 78 ] && grep -q "train.steps was 30 .* is 25 now" longer.err || fail "another length: $(tail -1 longer.err)"
 

@@ -12,8 +12,9 @@ printf '%s' "{% for m in messages %}{{ bos_token + m.role + ' ' + m.content + eo
 cat >run.yaml <<END
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4}
 data: {sources: [{path: chat.jsonl, format: chat}], chat_template: chat.jinja, cache_dir: cache, audit: true, validation_fraction: 0.1}
-train: {steps: 24, context: 64, microbatch: 1, tokens_per_step: 256, compute: fp32, numerics: exact}
-schedule: {warmup_steps: 2}
+train: {steps: 24, context: 64, microbatch: 1, tokens_per_step: 256, compute: fp32}
+numerics: {mode: exact}
+lr_schedule: {warmup_steps: 2}
 checkpoint: {every: 8}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
@@ -32,7 +33,7 @@ curve whole >whole.curve
 cmp -s chat.jinja whole/checkpoints/step-00000024/chat_template.jinja || fail "the checkpoint has not the chat template"
 
 # Killed and resumed; two data-parallel ranks; two pipeline ranks: the same samples, the same bits.
-exits 0 train run.yaml run.dir=resumed train.steps=11 schedule.total_steps=24
+exits 0 train run.yaml run.dir=resumed train.steps=11 lr_schedule.total_steps=24
 exits 0 train run.yaml run.dir=resumed
 for mesh in dp_shard pp; do
     on_ranks 2 "$weft" train run.yaml run.dir=$mesh mesh.$mesh=2 >out 2>err </dev/null || fail "mesh.$mesh=2: $(tail -3 err)"
@@ -44,8 +45,8 @@ for run in resumed dp_shard pp; do
 done
 
 # The choice of learned tokens and the template are part of the curve.
-exits 78 train run.yaml run.dir=whole train.steps=25 data.chat_learn=all
-has err "data.chat_learn"
+exits 78 train run.yaml run.dir=whole train.steps=25 data.chat_loss_on=all
+has err "data.chat_loss_on"
 sed "s/ ' '/ ': '/; s/assistant /assistant: /" chat.jinja >other.jinja
 exits 78 train run.yaml run.dir=whole train.steps=25 data.chat_template=other.jinja
 has err "data"

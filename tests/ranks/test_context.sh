@@ -48,23 +48,23 @@ grep ' cp 2 by keys tp 1 pp 1 - replicate 1 shard 2 ' all | grep -e '-c1-' | dif
 
 # ---- as users run it ----
 
-degrees cp 8 parallel.context=keys
+degrees cp 8 mesh.cp_comm=all_gather
 # All-to-all by heads has the same bits.
-launch heads -n 4 mesh.cp=4 parallel.context=heads numerics.canonical_cp=8
+launch heads -n 4 mesh.cp=4 mesh.cp_comm=all_to_all numerics.cp_invariant_up_to=8
 # With tp as well: both kinds of splits.
-launch plain numerics.canonical_cp=4 numerics.canonical_tp=2
-launch crossed -n 4 mesh.cp=2 mesh.tp=2 numerics.canonical_cp=4
+launch plain numerics.cp_invariant_up_to=4 numerics.tp_invariant_up_to=2
+launch crossed -n 4 mesh.cp=2 mesh.tp=2 numerics.cp_invariant_up_to=4
 # Fewer KV heads than ranks, sliding windows, bf16: auto selects the all-gather of KV, with two chunks per rank.
 few=(model.family=mistral model.sliding_window=10 model.num_key_value_heads=1 train.compute=bf16)
-launch narrow numerics.canonical_cp=8 "${few[@]}"
+launch narrow numerics.cp_invariant_up_to=8 "${few[@]}"
 launch shared -n 4 mesh.cp=4 "${few[@]}"
 # Fast numerics: each cp rank adds one partial sum, and another number of ranks is reported to change the last bits.
 fast() {
-    train fast -n 2 mesh.cp=2 train.numerics=fast train.steps=4 schedule.total_steps=8
+    train fast -n 2 mesh.cp=2 numerics.mode=fast train.steps=4 lr_schedule.total_steps=8
     went fast
-    train fast -n 2 mesh.cp=2 parallel.context=keys train.numerics=fast train.steps=6 schedule.total_steps=8
+    train fast -n 2 mesh.cp=2 mesh.cp_comm=all_gather numerics.mode=fast train.steps=6 lr_schedule.total_steps=8
     grep -q 'mesh.cp by keys' fast.err fast.out || fail "another method in fast numerics is not said: $(tail -5 fast.err)"
-    train fast train.numerics=fast schedule.total_steps=8
+    train fast numerics.mode=fast lr_schedule.total_steps=8
     grep -q 'is fast over 1 data-parallel rank now' fast.err fast.out || fail "another cp in fast numerics is not said: $(tail -5 fast.err)"
 }
 meanwhile 2 fast
@@ -72,13 +72,13 @@ together
 same heads one
 same crossed plain
 same shared narrow
-grep -q 'canonical_cp: 8' shared/config.yaml || fail "by keys a rank has two spans: $(grep canonical shared/config.yaml)"
+grep -q 'cp_invariant_up_to: 8' shared/config.yaml || fail "by keys a rank has two spans: $(grep invariant shared/config.yaml)"
 
-refused 'mesh.cp 4 by heads does not divide num_key_value_heads 2: 1 or 2 would' -n 4 mesh.cp=4 model.num_key_value_heads=2 parallel.context=heads
-refused 'mesh.cp 4 by heads does not divide the key and value heads that mesh.tp leaves a rank, 2: 1 or 2 would' -n 8 mesh.cp=4 mesh.tp=2 parallel.context=heads
-refused 'mesh.cp 4 by keys cannot have the bits of numerics.canonical_cp 12, of which a rank takes 2, 4, 8, ...: mesh.cp 1, 3 or 6 would' -n 4 mesh.cp=4 numerics.canonical_cp=12 parallel.context=keys
-refused 'mesh.cp 4 does not divide numerics.canonical_cp 6: 1, 2, 3 or 6 would' -n 4 mesh.cp=4 numerics.canonical_cp=6
+refused 'mesh.cp 4 by all_to_all does not divide num_key_value_heads 2: 1 or 2 would' -n 4 mesh.cp=4 model.num_key_value_heads=2 mesh.cp_comm=all_to_all
+refused 'mesh.cp 4 by all_to_all does not divide the key and value heads that mesh.tp leaves a rank, 2: 1 or 2 would' -n 8 mesh.cp=4 mesh.tp=2 mesh.cp_comm=all_to_all
+refused 'mesh.cp 4 by all_gather cannot have the bits of numerics.cp_invariant_up_to 12, of which a rank takes 2, 4, 8, ...: mesh.cp 1, 3 or 6 would' -n 4 mesh.cp=4 numerics.cp_invariant_up_to=12 mesh.cp_comm=all_gather
+refused 'mesh.cp 4 does not divide numerics.cp_invariant_up_to 6: 1, 2, 3 or 6 would' -n 4 mesh.cp=4 numerics.cp_invariant_up_to=6
 refused 'does not divide the 30 tokens of a microbatch' -n 4 mesh.cp=4 train.context=30 train.tokens_per_step=120
-refused 'which is of train.numerics: exact' -n 2 mesh.cp=2 train.numerics=fast numerics.canonical_cp=2
+refused 'which is of numerics.mode: exact' -n 2 mesh.cp=2 numerics.mode=fast numerics.cp_invariant_up_to=2
 refusals
 conclude "context parallelism has the bits of one rank"

@@ -11,7 +11,7 @@ cat >run.yaml <<END
 model: {hidden_size: 16, intermediate_size: 20, num_hidden_layers: 2, num_attention_heads: 2}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache, validation_fraction: 0.2}
 train: {steps: 4, context: 16, microbatch: 1, tokens_per_step: 32, compute: fp32}
-schedule: {warmup_steps: 1}
+lr_schedule: {warmup_steps: 1}
 validation: {every: 3, samples: 2}
 checkpoint: {every: 2}
 metrics: {log_freq: 1, tensorboard: false}

@@ -9,10 +9,10 @@ letters 40 3 >text.txt
 cat >run.yaml <<END
 model: {hidden_size: 16, intermediate_size: 20, num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 2, tie_word_embeddings: true}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache, document_mask: true, validation_fraction: 0.2}
-train: {steps: 2, context: 16, microbatch: 1, tokens_per_step: 64, compute: fp32, numerics: exact}
-numerics: {canonical_cp: 4, canonical_tp: 2}
+train: {steps: 2, context: 16, microbatch: 1, tokens_per_step: 64, compute: fp32}
+numerics: {mode: exact, cp_invariant_up_to: 4, tp_invariant_up_to: 2}
 optimizer: {lr: 3e-3}
-schedule: {warmup_steps: 1}
+lr_schedule: {warmup_steps: 1}
 validation: {every: 2, samples: 3}
 checkpoint: {every: 2}
 metrics: {log_freq: 1, tensorboard: false}
@@ -47,7 +47,7 @@ oss=(model.family=gpt_oss model.num_hidden_layers=2 model.tie_word_embeddings=fa
     model.num_experts_per_tok=2)
 chunks=(model.family=llama4_text model.num_hidden_layers=4 model.tie_word_embeddings=false model.head_dim=4 model.sliding_window=8 model.num_experts=4
     model.num_experts_per_tok=2 model.moe_intermediate_size=12 model.floor_scale=8)
-recurrent=(numerics.canonical_cp=1 numerics.canonical_tp=1 model.family=recurrent 'model.mixer=[min_gru,hawk,mamba2,min_lstm]' model.recurrent_size=20
+recurrent=(numerics.cp_invariant_up_to=1 numerics.tp_invariant_up_to=1 model.family=recurrent 'model.mixer=[min_gru,hawk,mamba2,min_lstm]' model.recurrent_size=20
     model.mamba_d_head=5 model.mamba_d_state=12 model.tie_word_embeddings=false)
 launch one
 launch cpu run.device=cpu
@@ -60,21 +60,21 @@ launch chunked "${chunks[@]}"
 launch chunked_cpu run.device=cpu "${chunks[@]}"
 launch carried "${recurrent[@]}"
 launch carried_cpu run.device=cpu "${recurrent[@]}"
-launch heads -n 2 mesh.cp=2 parallel.context=heads
-WEFT_SIM_SEED=2 launch keys -n 2 mesh.cp=2 parallel.context=keys
+launch heads -n 2 mesh.cp=2 mesh.cp_comm=all_to_all
+WEFT_SIM_SEED=2 launch keys -n 2 mesh.cp=2 mesh.cp_comm=all_gather
 launch grid -n 4 mesh.dp_shard=2 mesh.tp=2 train.recompute=full
 WEFT_SIM_SEED=3 launch pipe -n 4 mesh.pp=4 pipeline.schedule=zb_h1
 WEFT_SIM_SEED=4 launch crossed -n 4 mesh.pp=2 mesh.tp=2 pipeline.schedule=zbv
 WEFT_SIM_SEED=5 launch visited -n 4 mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 "${experts[@]}"
 WEFT_SIM_SEED=6 launch shared -n 4 mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 "${oss[@]}"
-WEFT_SIM_SEED=8 launch cut -n 4 mesh.cp=2 mesh.dp_shard=2 mesh.ep=2 parallel.context=keys "${chunks[@]}"
+WEFT_SIM_SEED=8 launch cut -n 4 mesh.cp=2 mesh.dp_shard=2 mesh.ep=2 mesh.cp_comm=all_gather "${chunks[@]}"
 WEFT_SIM_SEED=7 launch passed -n 4 mesh.pp=2 mesh.dp_shard=2 train.recompute=selective "${recurrent[@]}"
 all=(heads keys grid pipe crossed) routed=(visited)
 if [ "${MESHES:-}" = full ]; then
     launch spread -n 4 mesh.dp_replicate=2 mesh.cp=2
     launch merged -n 4 mesh.pp=4 pipeline.schedule=1f1b train.gradient_sync=microbatch
     launch dealt -n 2 mesh.dp_shard=2 mesh.ep=2 "${experts[@]}"
-    launch turned -n 4 mesh.cp=2 mesh.dp_shard=2 mesh.ep=2 parallel.context=keys "${experts[@]}"
+    launch turned -n 4 mesh.cp=2 mesh.dp_shard=2 mesh.ep=2 mesh.cp_comm=all_gather "${experts[@]}"
     all+=(spread merged) routed+=(dealt turned)
 fi
 together

@@ -14,7 +14,7 @@ cat >run.yaml <<EOF_YAML
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, tie_word_embeddings: true}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache, audit: true}
 train: {context: 32, microbatch: 2, tokens_per_step: 256, stop_after_bad: 1}
-schedule: {warmup_steps: 4}
+lr_schedule: {warmup_steps: 4}
 checkpoint: {every: 5}
 check: {replicas_every: 5}
 metrics: {log_freq: 1, tensorboard: false}

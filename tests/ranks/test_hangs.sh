@@ -11,7 +11,7 @@ cat >run.yaml <<EOF
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4}
 data: {sources: [{path: text.txt, split: paragraphs}], validation_fraction: 0.1}
 train: {steps: 4, context: 32, microbatch: 2, tokens_per_step: 128}
-schedule: {warmup_steps: 1}
+lr_schedule: {warmup_steps: 1}
 mesh: {dp_replicate: 2}
 validation: {every: 2, samples: 2}
 checkpoint: {every: 2}

@@ -17,9 +17,10 @@ data:
   validation: [{path: news.txt, name: news}, {path: code.txt, name: code}]
   cache_dir: cache
   document_mask: true
-train: {steps: 4, context: 64, microbatch: 1, tokens_per_step: 256, compute: fp32, numerics: exact}
+train: {steps: 4, context: 64, microbatch: 1, tokens_per_step: 256, compute: fp32}
+numerics: {mode: exact}
 optimizer: {lr: 1e-2}
-schedule: {kind: constant, warmup_steps: 0}
+lr_schedule: {kind: constant, warmup_steps: 0}
 validation: {every: 2, samples: 3}
 evaluation: {every: 2, tasks: [hellaswag.jsonl, winogrande.jsonl, lambada.jsonl, text.jsonl]}
 checkpoint: {every: 0}
@@ -48,8 +49,8 @@ grep -q '^  text.txt: .* 66.67% of samples, read [0-9.]* times$' one.err || fail
 # Each step is recorded once, however often a run was stopped and resumed.
 told=(metrics.log_freq=3 checkpoint.every=2 validation.every=0 evaluation.every=0 metrics.probe=0)
 train through "${told[@]}"
-train cut "${told[@]}" train.steps=2 schedule.total_steps=4
-train cut "${told[@]}" schedule.total_steps=4
+train cut "${told[@]}" train.steps=2 lr_schedule.total_steps=4
+train cut "${told[@]}" lr_schedule.total_steps=4
 [ "$(figures through | grep source)" = "$(figures cut | grep source)" ] && [ "$(figures through | grep -c source)" -eq 8 ] ||
     fail "sources of a resumed run: $(diff <(figures through) <(figures cut) | head -4)"
 # Only one rank reports what is wrong with text.
@@ -68,14 +69,14 @@ train pp3 -n 3 mesh.pp=3 pipeline.schedule=gpipe
 same pp3
 
 # Ranks that shard matrices (also those of the vocabulary) and tokens, with both cp methods.
-sliced=(model.num_key_value_heads=2 numerics.canonical_tp=2 numerics.canonical_cp=4 train.compute=bf16)
+sliced=(model.num_key_value_heads=2 numerics.tp_invariant_up_to=2 numerics.cp_invariant_up_to=4 train.compute=bf16)
 train slices "${sliced[@]}"
 [ "$(figures slices | wc -l)" -eq 39 ] || fail "$(figures slices | wc -l) records of slices"
 train tp2cp2 -n 4 "${sliced[@]}" mesh.tp=2 mesh.cp=2
 same tp2cp2 slices
 train tp2pp2 -n 4 "${sliced[@]}" mesh.tp=2 mesh.pp=2
 same tp2pp2 slices
-train cp2 -n 2 "${sliced[@]}" mesh.cp=2 parallel.context=heads train.recompute=full
+train cp2 -n 2 "${sliced[@]}" mesh.cp=2 mesh.cp_comm=all_to_all train.recompute=full
 same cp2 slices
 
 # weft eval has the same bits on any mesh, for a text and for tasks with examples.
@@ -102,7 +103,7 @@ has err "ranks on this machine take"
 exits 71 eval one text.txt --batch 1048576 --context 4096 -n 2
 [ "$(grep -c "2 ranks on this machine take .* only " err)" -eq 1 ] || fail "more than there is: $(cat err)"
 # With tp and cp the figures are those of one rank at the same canonical degrees; at other degrees they differ in the last bits.
-run=slices canonical="numerics.canonical_tp=2 numerics.canonical_cp=4"
+run=slices canonical="numerics.tp_invariant_up_to=2 numerics.cp_invariant_up_to=4"
 # shellcheck disable=SC2086
 {
     evaluates 1 --tasks run.yaml --samples samples2 $canonical >tasks2.json

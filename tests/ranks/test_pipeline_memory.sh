@@ -54,7 +54,7 @@ check() {
     done
 }
 for schedule in gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 dualpipev; do check $schedule pipeline.schedule=$schedule; done
-check exact pipeline.schedule=zbv train.numerics=exact model.tie_word_embeddings=true
+check exact pipeline.schedule=zbv numerics.mode=exact model.tie_word_embeddings=true
 check recompute pipeline.schedule=interleaved_zero_bubble train.recompute=full
 
 conclude

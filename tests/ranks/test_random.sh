@@ -10,9 +10,10 @@ RANDOM=${SEED:-1} runs=${RUNS:-6}
 letters 400 3 >text.txt
 cat >run.yaml <<END
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache, validation_fraction: 0.1}
-train: {context: 32, tokens_per_step: 512, numerics: exact}
+train: {context: 32, tokens_per_step: 512}
+numerics: {mode: exact}
 optimizer: {lr: 0.01}
-schedule: {warmup_steps: 1, total_steps: 4}
+lr_schedule: {warmup_steps: 1, total_steps: 4}
 validation: {every: 2, samples: 8}
 checkpoint: {every: 2}
 metrics: {log_freq: 1, tensorboard: false}
@@ -48,7 +49,7 @@ draw_latents() {
     [ "$family" = deepseek_v3 ] || return 0
     words+=(model.n_group=2 model.topk_group=1)
     at_times 50 train.router_bias_speed=0.01
-    at_times 60 train.multi_token=1 train.multi_token_kind=module
+    at_times 60 train.mtp_depth=1 train.mtp_kind=module
 }
 
 draw_experts() {
@@ -104,7 +105,7 @@ adapt() {
 draw_run() {
     draw leaves 1 2 4 4
     draw spans 1 4 4
-    words+=("numerics.canonical_tp=$leaves" "numerics.canonical_cp=$spans")
+    words+=("numerics.tp_invariant_up_to=$leaves" "numerics.cp_invariant_up_to=$spans")
     key train.compute fp32 fp32 bf16
     key train.microbatch 1 2
     key optimizer.kind adamw adamw muon sgd
@@ -115,7 +116,7 @@ draw_run() {
     at_times 20 optimizer.ema=0.9
     at_times 15 optimizer.clip_norm=inf
     at_times 15 metrics.probe=1
-    at_times 15 train.batch_start=256 train.batch_warmup=512
+    at_times 15 train.rampup_start=256 train.rampup_tokens=512
     at_times 20 'optimizer.groups=[{match: layers.1., kind: muon, lr: 0.003}, {match: embed, frozen: true}]'
 }
 
@@ -131,11 +132,11 @@ draw_mesh() {
     key train.gradient_sync auto step microbatch replica
     key train.recompute none selective full
     key train.reshard_after_forward auto always never
-    [ "$cp" -eq 1 ] || key parallel.context auto heads keys
+    [ "$cp" -eq 1 ] || key mesh.cp_comm auto all_to_all all_gather
     [ "$pp" -eq 1 ] || key pipeline.schedule gpipe 1f1b interleaved_1f1b looped_bfs zb_h1 zb_h2 interleaved_zero_bubble zbv dualpipev
     at_times 30 train.split_backward=true
     at_times 30 comm.progress_thread=true
-    at_times 20 train.expert_capacity=1
+    at_times 20 train.ep_buffer_factor=1
     at_times 20 run.threads=2
 }
 

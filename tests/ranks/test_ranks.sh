@@ -12,9 +12,10 @@ awk 'BEGIN { srand(7); split("the light and dark of day night sea land was made 
 cat >run.yaml <<EOF
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 2, tie_word_embeddings: true}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache, document_mask: true, validation_fraction: 0.1, audit: true}
-train: {steps: 100, context: 32, microbatch: 1, tokens_per_step: 256, compute: fp32, numerics: exact}
+train: {steps: 100, context: 32, microbatch: 1, tokens_per_step: 256, compute: fp32}
+numerics: {mode: exact}
 optimizer: {lr: 3e-3}
-schedule: {warmup_steps: 4}
+lr_schedule: {warmup_steps: 4}
 validation: {every: 50, samples: 11}
 checkpoint: {every: 50}
 metrics: {log_freq: 1, tensorboard: false}
@@ -51,7 +52,7 @@ said() {
 
 # The runs that are compared below, as many at a time as the declared ranks allow. The first one writes the token cache that all read.
 whole='optimizer.groups=[{match: proj|embed, whole: true}]'
-fast="train.numerics=fast train.steps=30 checkpoint.every=0 validation.every=0 data.audit=false"
+fast="numerics.mode=fast train.steps=30 checkpoint.every=0 validation.every=0 data.audit=false"
 long="train.steps=300 checkpoint.every=0 validation.every=0"
 # A schedule from a file: rank 1 takes the microbatches in another order than rank 0 sends them.
 printf '0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,0B0,0B1,0B2,0B3,0B4,0B5,0B6,0B7\n1F7,1B7,1F5,1B5,1F6,1B6,1F0,1B0,1F1,1B1,1F2,1B2,1F4,1B4,1F3,1B3\n' >own.csv
@@ -136,7 +137,7 @@ moves() {
     "$weft" audit moved >audit.out || fail "weft audit of the moved run: $(tail -3 audit.out)"
     grep -q "exactly once" audit.out || fail "weft audit says: $(cat audit.out)"
     # Starting from a model: rounded to bf16, and from a Hugging Face directory.
-    local in="model.init=moved train.steps=5 schedule.warmup_steps=0 checkpoint.dtype=bf16"
+    local in="model.init=moved train.steps=5 lr_schedule.warmup_steps=0 checkpoint.dtype=bf16"
     train in1 $in
     train in4 -n 4 mesh.pp=2 $in
     same in4 in1
@@ -157,7 +158,7 @@ came_through() { # LAUNCHER RANK
 # A second SIGINT ends the run at once, without a message about saving.
 impatient() {
     local pid chief status=0
-    "$weft" train run.yaml run.dir=impatient $long train.steps=1000000 schedule.total_steps=300 -n 2 >/dev/null 2>impatient.err </dev/null &
+    "$weft" train run.yaml run.dir=impatient $long train.steps=1000000 lr_schedule.total_steps=300 -n 2 >/dev/null 2>impatient.err </dev/null &
     pid=$!
     await has_lines impatient/metrics.jsonl 3
     # Rank 0 is stopped, so that the run does not end on the first SIGINT before the second comes. The other rank ends on the second, and
@@ -229,7 +230,7 @@ bad 78 'mesh.dp_shard 3 = 3, but there are 4 ranks' -n 4 mesh.dp_shard=3
 bad 78 'mesh.pp: expected a whole number' -n 4 mesh.pp=0
 bad 78 'mesh.dp_shard' -n 4 mesh.dp_shard=-2
 bad 78 'x mesh.tp 3 = 3 does not divide 4 ranks' -n 4 mesh.tp=3
-bad 78 'mesh.cp 4 by heads does not divide num_key_value_heads 2: 1 or 2 would, or parallel.context: keys' -n 4 mesh.cp=4 parallel.context=heads
+bad 78 'mesh.cp 4 by all_to_all does not divide num_key_value_heads 2: 1 or 2 would, or mesh.cp_comm: all_gather' -n 4 mesh.cp=4 mesh.cp_comm=all_to_all
 bad 78 'mesh.ep 2: the family llama has no experts to share out: use 1' -n 4 mesh.ep=2
 bad 78 'needs at least 2 ranks, and there are 1' mesh.pp=2
 bad 78 'did you mean mesh.dp_shard' -n 4 mesh.dp_shards=2

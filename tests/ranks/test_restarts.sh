@@ -8,13 +8,13 @@ cat >run.yaml <<END
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
 train: {steps: 400, context: 32, microbatch: 2, tokens_per_step: 128}
-schedule: {warmup_steps: 4}
+lr_schedule: {warmup_steps: 4}
 checkpoint: {every: 20}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
 restart: {backoff_s: 0.05}
 END
-long="train.steps=1000000 schedule.total_steps=100" # too long to finish before it is ended
+long="train.steps=1000000 lr_schedule.total_steps=100" # too long to finish before it is ended
 # holder DIR [PIDS [STEPS]]: waits for a process that trains in DIR, other than PIDS, and for STEPS (1) recorded steps; prints its pid.
 has_holder() {
     local pid

@@ -35,9 +35,9 @@ planned() { "$weft" plan run.yaml -n 4 mesh.dp_replicate=2 $deep "$@" | sed -n '
     fail "memory of auto: $(planned), of step: $(planned train.gradient_sync=step)"
 
 # Several microbatches: auto depends on a rank's memory. A resumed run keeps what it began with, even if the limit has changed.
-train tight -n 2 $deep pipeline.memory_gib=0.0000001 train.steps=3 schedule.total_steps=6
+train tight -n 2 $deep pipeline.memory_gib=0.0000001 train.steps=3 lr_schedule.total_steps=6
 took tight microbatch "auto: nothing fits the memory of a rank, this takes least"
-train tight -n 2 $deep train.steps=6 schedule.total_steps=6
+train tight -n 2 $deep train.steps=6 lr_schedule.total_steps=6
 took tight microbatch "what the run has had so far"
 train often -n 2 $deep train.gradient_sync=microbatch
 same tight often

@@ -62,9 +62,9 @@ degrees tp 4
 families=(gpt2 olmo3)
 [ "${CURVE:-quick}" != full ] || families+=(phi3 olmo2)
 for family in "${families[@]}"; do
-    train stored numerics.canonical_tp=4 "model.family=$family" train.steps=4
-    train bands -n 4 mesh.tp=4 "model.family=$family" train.steps=2 schedule.total_steps=4
-    train bands -n 2 mesh.tp=2 "model.family=$family" train.steps=4 schedule.total_steps=4
+    train stored numerics.tp_invariant_up_to=4 "model.family=$family" train.steps=4
+    train bands -n 4 mesh.tp=4 "model.family=$family" train.steps=2 lr_schedule.total_steps=4
+    train bands -n 2 mesh.tp=2 "model.family=$family" train.steps=4 lr_schedule.total_steps=4
     went stored && went bands || continue
     cmp -s bands/checkpoints/latest/model.safetensors stored/checkpoints/latest/model.safetensors || fail "$family ends with other weights"
     rm -rf stored bands
@@ -76,11 +76,11 @@ rm -rf one four both piped moved
 degrees tp 4
 
 refused 'mesh.tp 3 does not fit num_attention_heads 4: 1, 2 or 4 would' -n 3 mesh.tp=3
-refused 'mesh.tp 4 cannot have the bits of numerics.canonical_tp 6' -n 4 mesh.tp=4 numerics.canonical_tp=6
-refused 'numerics.canonical_tp 3' numerics.canonical_tp=3
+refused 'mesh.tp 4 cannot have the bits of numerics.tp_invariant_up_to 6' -n 4 mesh.tp=4 numerics.tp_invariant_up_to=6
+refused 'numerics.tp_invariant_up_to 3' numerics.tp_invariant_up_to=3
 refused 'mesh.tp 4 does not fit num_key_value_heads 3: 1, 3, 6 or 12 would' -n 4 mesh.tp=4 model.hidden_size=48 model.num_attention_heads=12 model.num_key_value_heads=3
 refused 'for 4 ranks would share a head, whose head_dim 6 they do not divide: 1 or 2 would' -n 4 mesh.tp=4 model.head_dim=6
-refused 'mesh.cp 2 by keys: numerics.canonical_tp 4, more than num_key_value_heads 1, needs as many ranks along tp' -n 2 mesh.cp=2 numerics.canonical_tp=4
+refused 'mesh.cp 2 by all_gather: numerics.tp_invariant_up_to 4, more than num_key_value_heads 1, needs as many ranks along tp' -n 2 mesh.cp=2 numerics.tp_invariant_up_to=4
 refused 'does not divide the 30 tokens of a microbatch' -n 4 mesh.tp=4 train.context=30 train.tokens_per_step=120
 refusals
 conclude "tensor parallelism has the bits of one rank"

@@ -45,8 +45,8 @@ unlike 78 "${only}mesh.pp is 3 (rank 0: 1)" mesh.pp=3
 unlike 78 "${only}model.hidden_size is 32 (rank 0: 16)" model.hidden_size=32
 unlike 78 "${only}train.microbatch is 1 (rank 0: 2)" train.microbatch=1
 unlike 78 "${only}train.compute is bf16 (rank 0: fp32)" train.compute=bf16
-unlike 78 "${only}train.numerics is exact (rank 0: fast)" train.numerics=exact
-unlike 78 "${only}train.steps is 3 (rank 0: 2), checkpoint.every is 1 (rank 0: 500)" checkpoint.every=1 train.steps=3 schedule.total_steps=2
+unlike 78 "${only}numerics.mode is exact (rank 0: fast)" numerics.mode=exact
+unlike 78 "${only}train.steps is 3 (rank 0: 2), checkpoint.every is 1 (rank 0: 500)" checkpoint.every=1 train.steps=3 lr_schedule.total_steps=2
 unlike 78 "train.tokens_per_step is 100" train.tokens_per_step=100
 cp "$weft" another
 printf x >>another # runs as it did, and is not the same file
@@ -122,7 +122,7 @@ if grep -qw avx512_bf16 /proc/cpuinfo; then
 fi
 # A resumed run keeps the dtype that all ranks had.
 status=0
-$mpirun -n 3 "$weft" train run.yaml train.compute=auto train.steps=3 schedule.total_steps=2 >out 2>err </dev/null || status=$?
+$mpirun -n 3 "$weft" train run.yaml train.compute=auto train.steps=3 lr_schedule.total_steps=2 >out 2>err </dev/null || status=$?
 [ "$status" -eq 0 ] && grep -q '  compute: fp32  # what the run has had so far' run/config.yaml || fail "the run's compute is not kept: $(tail -3 err)"
 has run/journal.jsonl "the kernels was "
 

@@ -84,7 +84,7 @@ for kind in had tuned; do
     cp -r $kind resume.$kind/run
     cp -r $other resume.$kind/again
     sed -i 's/^train: .*/train: {steps: 3, context: 64, microbatch: 1, tokens_per_step: 128, compute: fp32}/; s/^evaluation.*//; s/cache_dir/tokenizer: tok, cache_dir/; s/last_weights_only: true/last_weights_only: false/' resume.$kind/run.yaml
-    echo "schedule: {total_steps: 2}" >>resume.$kind/run.yaml
+    echo "lr_schedule: {total_steps: 2}" >>resume.$kind/run.yaml
 done
 sed -i 's/^model: .*/model: {init: model}/' resume.tuned/run.yaml
 echo "lora: {rank: 2}" >>resume.tuned/run.yaml
@@ -170,12 +170,12 @@ words data.add_eos false
 words data.document_mask true
 words 'data.sources' '[text.txt]'
 words 'data.validation' '[other.txt]'
-words data.chat_learn all chat
+words data.chat_loss_on all chat
 words data.chat_date 2020-01-01 chat
 words tokenizer.eos '[none]' chat
 words train.tokens_per_step 512
 words train.recompute full
-words train.numerics exact
+words numerics.mode exact
 words train.z_loss 1e-4
 words train.gradient_sync microbatch
 words optimizer.kind muon
@@ -185,8 +185,8 @@ words optimizer.weight_decay 0
 words optimizer.clip_norm 3
 words optimizer.ema 0.9
 words optimizer.states bf16
-words schedule.kind linear
-words schedule.warmup_steps 1
+words lr_schedule.kind linear
+words lr_schedule.warmup_steps 1
 words mesh.pp 2
 words mesh.tp 2
 words mesh.cp 2

@@ -7,9 +7,10 @@ awk 'BEGIN { srand(7); split("the light and dark of day night sea land was made 
 cat >run.yaml <<EOF
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 4, tie_word_embeddings: true}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache, document_mask: true, validation_fraction: 0.1}
-train: {steps: 8, context: 32, microbatch: 1, tokens_per_step: 128, compute: fp32, numerics: exact}
+train: {steps: 8, context: 32, microbatch: 1, tokens_per_step: 128, compute: fp32}
+numerics: {mode: exact}
 optimizer: {lr: 3e-3}
-schedule: {warmup_steps: 2}
+lr_schedule: {warmup_steps: 2}
 validation: {every: 4, samples: 5}
 checkpoint: {every: 4}
 metrics: {log_freq: 1, tensorboard: false}
@@ -53,9 +54,9 @@ refusals() {
 
 # degrees AXIS PIECES WORD...: checks that curve, weights and evaluation are the same on one rank, on four along the axis, and on two
 # combined with all other axes; and in one run on four ranks, then one, then two. WORDs are for the runs that begin on four ranks; from them
-# numerics.canonical_AXIS=PIECES follows.
+# numerics.AXIS_invariant_up_to=PIECES follows.
 degrees() {
-    local axis=$1 pieces=$2 key="numerics.canonical_$1=$2" kept="canonical_$1: $2"
+    local axis=$1 pieces=$2 key="numerics.$1_invariant_up_to=$2" kept="$1_invariant_up_to: $2"
     shift 2
     train one "$key"
     went one || exit 1
@@ -77,11 +78,11 @@ degrees() {
 }
 # The part of `degrees` that moves one run from four ranks to one, then to two.
 move() {
-    train moved -n 4 "mesh.$axis=4" train.steps=4 schedule.total_steps=8 "$@"
+    train moved -n 4 "mesh.$axis=4" train.steps=4 lr_schedule.total_steps=8 "$@"
     went moved
-    train moved schedule.total_steps=8 train.steps=6
+    train moved lr_schedule.total_steps=8 train.steps=6
     went moved
-    grep -q "$kept" moved/config.yaml || fail "not \"$kept\": $(grep canonical moved/config.yaml)"
-    train moved -n 4 "mesh.$axis=2" schedule.total_steps=8
+    grep -q "$kept" moved/config.yaml || fail "not \"$kept\": $(grep invariant moved/config.yaml)"
+    train moved -n 4 "mesh.$axis=2" lr_schedule.total_steps=8
     went moved
 }

@@ -235,7 +235,7 @@ static ErrorCode read_mtp(const cJSON *root, const char *where, const char *key,
     TRY(json_get_int(root, where, key, false, 0, MODEL_MAX_COUNT, &layers, err));
     if (layers > 0)
         log_warn("%s: %s is %lld: what predicts tokens behind the next is read, trained and written with "
-                 "train.multi_token=1 train.multi_token_kind=module alone",
+                 "train.mtp_depth=1 train.mtp_kind=module alone",
                  where, key, (long long)layers);
     return OK;
 }
