@@ -39,14 +39,14 @@ mesh 2 replicate mesh.dp_replicate=2 train.gradient_sync=microbatch
 mesh 2 stages mesh.pp=2 pipeline.schedule=zb_h1
 mesh 4 both mesh.dp_shard=2 mesh.pp=2
 for run in resumed full shard replicate stages both; do
-    curve $run | cmp -s - one.curve || fail "$run has another curve"
+    curve $run | cmp -s - one.curve || fail "$run has a different curve"
     [ "$(digest $run)" = "$(digest one)" ] || fail "$run has other adapters"
 done
 # Context parallelism, with both methods.
 exits 0 train run.yaml run.dir=spans numerics.cp_invariant_up_to=4
 mesh 4 contexts numerics.cp_invariant_up_to=4 mesh.cp=2 mesh.dp_shard=2 mesh.cp_comm=all_to_all train.steps=4 lr_schedule.total_steps=8
 mesh 2 contexts numerics.cp_invariant_up_to=4 mesh.cp=2 mesh.cp_comm=all_gather
-curve contexts | cmp -s - <(curve spans) || fail "ranks that share tokens have another curve"
+curve contexts | cmp -s - <(curve spans) || fail "context parallelism has a different curve"
 [ "$(digest contexts)" = "$(digest spans)" ] || fail "ranks that share tokens have other adapters"
 # Tensor parallelism, also over the two KV heads: the bits of one rank with as many splits.
 leaves=(numerics.tp_invariant_up_to=4)
@@ -57,13 +57,13 @@ mesh 4 tensors "${leaves[@]}" mesh.tp=4
 mesh 4 tensors_sharded "${leaves[@]}" mesh.tp=2 mesh.dp_shard=2 train.recompute=full train.split_backward=true
 mesh 4 tensors_stages "${leaves[@]}" mesh.tp=2 mesh.pp=2 pipeline.schedule=zb_h1
 for run in leaves_apart tensors tensors_sharded tensors_stages; do
-    curve $run | cmp -s - <(curve leaves) || fail "$run has another curve"
+    curve $run | cmp -s - <(curve leaves) || fail "$run has a different curve"
     [ "$(digest $run)" = "$(digest leaves)" ] || fail "$run has other adapters"
 done
 pieces=(numerics.tp_invariant_up_to=2 numerics.cp_invariant_up_to=4 train.steps=4)
 exits 0 train run.yaml run.dir=pieces "${pieces[@]}"
 mesh 4 shared "${pieces[@]}" mesh.tp=2 mesh.cp=2 mesh.cp_comm=all_gather
-curve shared | cmp -s - <(curve pieces) || fail "ranks that share matrices and tokens have another curve"
+curve shared | cmp -s - <(curve pieces) || fail "tp with cp has a different curve"
 [ "$(digest shared)" = "$(digest pieces)" ] || fail "ranks that share matrices and tokens have other adapters"
 # Adapters with Muon, which updates full matrices on one of the tp ranks.
 muon=("${leaves[@]}" optimizer.kind=muon train.steps=2)
@@ -71,7 +71,7 @@ exits 0 train run.yaml run.dir=muon "${muon[@]}"
 mesh 2 muon_shard "${muon[@]}" mesh.dp_shard=2
 mesh 4 muon_both "${muon[@]}" mesh.tp=2 mesh.dp_shard=2
 for run in muon_shard muon_both; do
-    curve $run | cmp -s - <(curve muon) || fail "$run has another curve"
+    curve $run | cmp -s - <(curve muon) || fail "$run has a different curve"
     [ "$(digest $run)" = "$(digest muon)" ] || fail "$run has other adapters"
 done
 exits 0 plan run.yaml -n 4 "${muon[@]}" mesh.tp=2 mesh.dp_shard=2
@@ -79,7 +79,7 @@ has out "q_proj.lora_A"
 # Resumes on another mesh.
 mesh 2 moved train.steps=4 lr_schedule.total_steps=8 mesh.dp_shard=2
 exits 0 train run.yaml run.dir=moved
-curve moved | cmp -s - one.curve || fail "moved has another curve"
+curve moved | cmp -s - one.curve || fail "moved has a different curve"
 
 # The checkpoint has only adapters, under PEFT's names, and the files that PEFT needs.
 last=one/checkpoints/step-00000008
@@ -139,7 +139,7 @@ has some/checkpoints/step-00000002/adapter_config.json '"use_rslora": true'
 part half train.compute=bf16 checkpoint.dtype=bf16 train.steps=4
 part halves train.compute=bf16 checkpoint.dtype=bf16 lr_schedule.total_steps=4
 part halves train.compute=bf16 checkpoint.dtype=bf16 train.steps=4
-cmp -s <(curve half) <(curve halves) || fail "with a rounded file it goes on otherwise"
+cmp -s <(curve half) <(curve halves) || fail "with a rounded file it resumes differently"
 
 # Over tp in bf16: fused or transposed matrices; norms after the layers, and norms over all heads.
 for family in phi3 gpt2 olmo2; do
@@ -147,7 +147,7 @@ for family in phi3 gpt2 olmo2; do
     own=(model.init=$family.base lora.rank=3 train.steps=3 train.compute=bf16 numerics.tp_invariant_up_to=2)
     exits 0 train run.yaml run.dir=$family.one "${own[@]}"
     mesh 2 $family.two "${own[@]}" mesh.tp=2
-    curve $family.two | cmp -s - <(curve $family.one) || fail "$family over tp has another curve"
+    curve $family.two | cmp -s - <(curve $family.one) || fail "$family over tp has a different curve"
     [ "$(digest $family.two)" = "$(digest $family.one)" ] || fail "$family over tp has other adapters"
 done
 

@@ -80,7 +80,7 @@ kill -USR1 $! 2>/dev/null
 wait $!
 first=$?
 case $first in
-75) grep -q "everything saved" stopped.first || fail "no word about stopping: $(tail -1 stopped.first)" ;;
+75) grep -q "everything saved" stopped.first || fail "no message about stopping: $(tail -1 stopped.first)" ;;
 0) ;; # the run finished before the signal came
 *) fail "SIGUSR1: exit status $first, expected 75" ;;
 esac
@@ -306,7 +306,7 @@ bad 78 'optimizer.groups[0].match: no parameter has "experts" in its name' 'opti
 train longer train.steps=20 lr_schedule.total_steps=30
 train longer lr_schedule.total_steps=30
 [ "$status" -eq 0 ] || fail "more steps with lr_schedule.total_steps: status $status: $(tail -1 longer.err)"
-[ "$(curve longer)" = "$(curve base)" ] || fail "more steps with lr_schedule.total_steps: another curve"
+[ "$(curve longer)" = "$(curve base)" ] || fail "more steps with lr_schedule.total_steps: a different curve"
 train longer train.steps=25
 [ "$status" -eq 78 ] && grep -q "train.steps was 30 .* is 25 now" longer.err || fail "another length: $(tail -1 longer.err)"
 

@@ -44,7 +44,7 @@ grep -q ' cp 4 tp ' exact && grep -q ' cp 4 by keys' exact || [ "${CURVE:-quick}
 # The same on the deferred device, which runs ops only when something waits for them.
 WEFT_DEFER=1 run keys 1 1 1 2 1 1
 curves_to deferred
-grep ' cp 2 by keys tp 1 pp 1 - replicate 1 shard 2 ' all | grep -e '-c1-' | diff - deferred >/dev/null || fail "deferred: other bits"
+grep ' cp 2 by keys tp 1 pp 1 - replicate 1 shard 2 ' all | grep -e '-c1-' | diff - deferred >/dev/null || fail "deferred: different bits"
 
 # ---- as users run it ----
 
@@ -63,9 +63,9 @@ fast() {
     train fast -n 2 mesh.cp=2 numerics.mode=fast train.steps=4 lr_schedule.total_steps=8
     went fast
     train fast -n 2 mesh.cp=2 mesh.cp_comm=all_gather numerics.mode=fast train.steps=6 lr_schedule.total_steps=8
-    grep -q 'mesh.cp by keys' fast.err fast.out || fail "another method in fast numerics is not said: $(tail -5 fast.err)"
+    grep -q 'mesh.cp by keys' fast.err fast.out || fail "another method in fast numerics is not reported: $(tail -5 fast.err)"
     train fast numerics.mode=fast lr_schedule.total_steps=8
-    grep -q 'is fast over 1 data-parallel rank now' fast.err fast.out || fail "another cp in fast numerics is not said: $(tail -5 fast.err)"
+    grep -q 'is fast over 1 data-parallel rank now' fast.err fast.out || fail "another cp in fast numerics is not reported: $(tail -5 fast.err)"
 }
 meanwhile 2 fast
 together
