@@ -434,15 +434,19 @@ enum { ROUNDED = 128 }; /* rows and columns */
 
 /* Tensor memory of the rounding test, in this order. Called twice, dry and real. */
 typedef struct Rounded {
-    char *a, *b, *product, *moments;
+    char *matrices, *moments; /* matrices: a, b and their product */
     OptimizerStep *step;
 } Rounded;
 
+static char *rounded_matrix(const Rounded *r, int i) {
+    return r->matrices + (size_t)i * ROUNDED * ROUNDED * sizeof(float);
+}
+
 static Rounded take_rounded(Pool *p, Device *d) {
     size_t matrix = (size_t)ROUNDED * ROUNDED * sizeof(float);
-    char *operands = take_operands(p, d, DTYPE_F32, matrix), *moments = pool_take(p, 2 * matrix);
+    char *matrices = take_operands(p, d, DTYPE_F32, matrix), *moments = pool_take(p, 2 * matrix);
     OptimizerStep *step = pool_take(p, sizeof *step);
-    return (Rounded){operands, operands + matrix, operands + 2 * matrix, moments, step};
+    return (Rounded){matrices, moments, step};
 }
 
 static uint64_t hash_rounded(Device *d, const char *tensor, float *host) {
@@ -457,8 +461,8 @@ static void update_rounded(Device *d, const Rounded *r) {
     const Sgd sgd = {0.9f, 0.1f, true};
     const StateStore store = {.type = DTYPE_F32};
     const int64_t n = (int64_t)ROUNDED * ROUNDED;
-    float *param = (float *)(void *)r->a, *m = (float *)(void *)r->moments;
-    const float *grad = (const float *)(const void *)r->b;
+    float *param = (float *)(void *)rounded_matrix(r, 0), *m = (float *)(void *)r->moments;
+    const float *grad = (const float *)(const void *)rounded_matrix(r, 1);
     OP(d, OP_UPLOAD, upload, r->step, &step, sizeof step);
     OP(d, OP_ZERO, zero, m, 2 * (size_t)n * sizeof *m);
     for (int i = 0; i < 2; i++) OP(d, OP_ADAMW, adamw, n, adamw, store, r->step, param, grad, m, m + n, NULL);
@@ -476,13 +480,14 @@ ErrorCode device_rounding(Device *d, bool products, uint64_t *out, Error *err) {
     if (code == OK) {
         Rounded r = take_rounded(&p, d);
         float *host = mem_alloc_array((size_t)ROUNDED * ROUNDED, sizeof *host);
-        Repeated product = {.n = ROUNDED, .type = DTYPE_F32, .a = r.a, .b = r.b, .c = r.product};
+        char *a = rounded_matrix(&r, 0), *b = rounded_matrix(&r, 1), *c = rounded_matrix(&r, 2);
+        Repeated product = {.n = ROUNDED, .type = DTYPE_F32, .a = a, .b = b, .c = c};
         d->profiling = false;
-        fill_operands(d, r.a, DTYPE_F32, ROUNDED);
+        fill_operands(d, a, DTYPE_F32, ROUNDED);
         run_product(d, &product, 0);
-        *out = products ? hash_rounded(d, r.product, host) : 0;
+        *out = products ? hash_rounded(d, c, host) : 0;
         update_rounded(d, &r);
-        *out = *out * 31 + hash_rounded(d, r.a, host);
+        *out = *out * 31 + hash_rounded(d, a, host);
         free(host);
     }
     d->scratch = scratch, d->scratch_size = size, d->profiling = profiling;
