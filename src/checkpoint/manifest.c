@@ -23,6 +23,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "base/bytes.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
@@ -442,9 +443,9 @@ static ErrorCode check_safetensors(const Checking *c, const ManifestFile *f, con
     uint64_t header = 0;
     ErrorCode code = f->bytes < 8 ? error_set(err, ERR_DATA, "%s: too short", where)
                                   : fileops_read_at(fd, where, 0, field, 8, err);
-    /* The length of the header, little-endian. The header's checksum covers it, but computing that checksum
+    /* The length of the header. The header's checksum covers it, but computing that checksum
      * needs it. */
-    for (int i = 7; i >= 0 && code == OK; i--) header = header << 8 | field[i];
+    if (code == OK) header = little_endian(field, sizeof field);
     if (code == OK && header > f->bytes - 8)
         code = error_set(err, ERR_DATA, "%s: header is damaged: its size", where);
     if (code == OK) code = check_range(fd, where, "header", 0, header + 8, f->sum, c->buffer, err);

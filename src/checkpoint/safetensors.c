@@ -25,6 +25,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/json.h"
 
 /* Integers up to here are exact in the doubles of cJSON; no offset of a real file comes near. */
@@ -263,13 +264,6 @@ ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, 
     return code;
 }
 
-/* Byte by byte, independent of this machine's byte order. */
-static uint64_t little_endian(const uint8_t bytes[8]) {
-    uint64_t value = 0;
-    for (int i = 7; i >= 0; i--) value = value << 8 | bytes[i];
-    return value;
-}
-
 /* Eight bytes of text, read as a length, give some 10^18, beyond any file. */
 static bool is_text(const uint8_t bytes[8]) {
     for (int i = 0; i < 8; i++) {
@@ -290,7 +284,7 @@ static ErrorCode read_header_size(int fd, const char *where, uint64_t file_bytes
         return error_set(err, ERR_DATA, "%s: not a safetensors file: %" PRIu64 " bytes, expected 8 or more",
                          shown, file_bytes);
     TRY(fileops_read_at(fd, where, 0, field, 8, err));
-    uint64_t n = little_endian(field);
+    uint64_t n = little_endian(field, 8);
     if (n > SAFE_MAX_HEADER && is_text(field))
         return error_set(err, ERR_DATA,
                          "%s: not a safetensors file: it begins like %s, expected the length of a header",

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/hash.h"
 
 #define MAGIC UINT64_C(0x626f6c6274666577) /* "weftblob" */
@@ -112,9 +113,7 @@ void checkpoint_blob_failure(const Error *failure, Text *blob) {
 /* Reading blobs. */
 
 static uint64_t word(const CheckpointBlob *blob, size_t at) {
-    uint64_t value = 0;
-    for (size_t i = WORD; i-- > 0;) value = value << 8 | (uint8_t)blob->data[at * WORD + i];
-    return value;
+    return little_endian(blob->data + at * WORD, WORD);
 }
 
 static ErrorCode bad_blob(int rank, const char *what, Error *err) {

@@ -119,11 +119,10 @@ static ErrorCode check_line(const Request *r, Prompt *p, Error *err) {
 /* Blank lines are skipped. */
 static ErrorCode read_lines(Request *r, Error *err) {
     size_t capacity = 0, number = 0;
-    if (r->text.length == 0) return error_set(err, ERR_DATA, "%s: no prompts in it", r->file);
-    const char *end = r->text.data + r->text.length;
-    for (const char *line = r->text.data; line < end; number++) {
-        const char *newline = memchr(line, '\n', (size_t)(end - line)), *next = newline ? newline + 1 : end;
-        size_t length = (size_t)((newline ? newline : end) - line);
+    for (size_t at = 0, next; at < r->text.length; at = next, number++) {
+        const char *line = r->text.data + at, *newline = memchr(line, '\n', r->text.length - at);
+        size_t length = newline ? (size_t)(newline - line) : r->text.length - at;
+        next = at + length + 1;
         while (length > 0 && strchr(" \t\r", line[length - 1])) length--;
         if (length > 0) {
             if (r->count == capacity) {
@@ -135,7 +134,6 @@ static ErrorCode read_lines(Request *r, Error *err) {
             TRY(json_parse_line(r->file, p->number, line, length, &p->object, err));
             TRY(check_line(r, p, err));
         }
-        line = next;
     }
     return r->count > 0 ? OK : error_set(err, ERR_DATA, "%s: no prompts in it", r->file);
 }

@@ -4,13 +4,12 @@
 
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/hash.h"
 #include "tokenizer/utf8.h"
 
 static uint64_t number_at(const FileEnds *e, size_t at, size_t bytes) {
-    uint64_t value = 0;
-    for (size_t i = bytes; i-- > 0;) value = value << 8 | e->head[at + i];
-    return value;
+    return little_endian(e->head + at, bytes);
 }
 
 static bool holds(const FileEnds *e, size_t at, const char *bytes, size_t length) {

@@ -16,6 +16,7 @@
 #define ZLIB_CONST
 #include <zlib.h>
 
+#include "base/bytes.h"
 #include "base/text.h"
 #include "formats/parquet_codec.h"
 #include "formats/parquet_meta.h"
@@ -120,8 +121,7 @@ static ErrorCode find_footer(const Parquet *p, uint64_t *at, size_t *length, Err
         TRY(stored_read(&p->file, p->file.size - TAIL_BYTES, tail, TAIL_BYTES, err));
     if (memcmp(head, "PAR1", MAGIC_BYTES) != 0 || memcmp(tail + 4, "PAR1", MAGIC_BYTES) != 0)
         return refuse_ends(p, head, tail + 4, err);
-    const unsigned char *b = (const unsigned char *)tail;
-    *length = (size_t)b[3] << 24 | (size_t)b[2] << 16 | (size_t)b[1] << 8 | b[0];
+    *length = (size_t)little_endian(tail, 4);
     if (*length > MOST_FOOTER || *length > p->file.size - MAGIC_BYTES - TAIL_BYTES)
         return error_set(err, ERR_DATA,
                          "%s: damaged Parquet metadata: %zu bytes of it do not fit into the file",
@@ -254,10 +254,9 @@ static const char *find_levels(const Parquet *p, const ParquetPage *page, size_t
     }
     if (p->found.optional == 0) return NULL;
     if (page->level_encoding != PARQUET_RLE) return "its levels have an encoding of old (BIT_PACKED)";
-    const unsigned char *b = (const unsigned char *)p->page;
     if (size < 4) return "its levels are missing";
     *at = 4;
-    *length = (size_t)b[3] << 24 | (size_t)b[2] << 16 | (size_t)b[1] << 8 | b[0];
+    *length = (size_t)little_endian(p->page, 4);
     return *length <= size - 4 ? NULL : "its levels are longer than the page";
 }
 

@@ -6,13 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char too_short[] = "its values end too early";
+#include "base/bytes.h"
 
-static uint64_t little(const uint8_t *bytes, unsigned count) {
-    uint64_t value = 0;
-    for (unsigned i = count; i-- > 0;) value = value << 8 | bytes[i];
-    return value;
-}
+static const char too_short[] = "its values end too early";
 
 /* Up to 64 bits from `bit` on. Bytes behind the last bit are not touched. */
 static uint64_t bits_at(const uint8_t *bytes, uint64_t bit, unsigned width) {
@@ -64,7 +60,7 @@ static const char *equal_run(Hybrid *h, uint64_t count) {
     unsigned bytes = (h->width + 7) / 8;
     if (bytes > h->end - h->at) return too_short;
     h->packed = NULL;
-    h->value = (uint32_t)little(h->at, bytes);
+    h->value = (uint32_t)little_endian(h->at, bytes);
     h->at += bytes;
     h->left = count;
     return NULL;
@@ -181,7 +177,7 @@ static const char *delta_end(Delta d, uint64_t count, const uint8_t **end, uint6
 
 static const char *plain_next(const uint8_t **at, const uint8_t *end, const char **value, size_t *length) {
     if (end - *at < 4) return too_short;
-    uint64_t bytes = little(*at, 4);
+    uint64_t bytes = little_endian(*at, 4);
     if (bytes > (uint64_t)(end - *at) - 4) return too_short;
     if (bytes > PARQUET_MOST_VALUE) return "a string is longer than 256 MiB";
     *value = (const char *)*at + 4;
@@ -261,7 +257,7 @@ static const char *indexed_next(ParquetValues *v, const char **value, size_t *le
     hybrid_take(&v->indices, 1);
     if (index >= d->count) return "an index is beyond its dictionary";
     const uint8_t *at = d->bytes + d->at[index];
-    *length = (size_t)little(at, 4);
+    *length = (size_t)little_endian(at, 4);
     *value = (const char *)at + 4;
     return NULL;
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/text.h"
 #include "formats/stored_file.h"
 #include "formats/token_index.h"
@@ -27,12 +28,6 @@ struct TokenFile {
     char *raw;
     int32_t *ids; /* [BLOCK_IDS + 1] */
 };
-
-static uint64_t little(const unsigned char *bytes, unsigned count) {
-    uint64_t value = 0;
-    for (unsigned i = count; i-- > 0;) value = value << 8 | bytes[i];
-    return value;
-}
 
 /* ---- headers ---- */
 
@@ -150,7 +145,7 @@ static ErrorCode read_npy(TokenFile *f, Error *err) {
         return error_set(err, ERR_DATA, "%s: truncated NumPy array", f->file.path);
     TRY(stored_read(&f->file, 0, head, sizeof head, err));
     bool wide = head[6] > 1;
-    uint64_t length = little(head + 8, wide ? 4 : 2), begin = wide ? 12 : 10;
+    uint64_t length = little_endian(head + 8, wide ? 4 : 2), begin = wide ? 12 : 10;
     if (head[6] < 1 || head[6] > 3 || length > MOST_NPY_HEADER || length > f->file.size - begin)
         return error_set(err, ERR_DATA, "%s: damaged NumPy array: version %d, a header of %" PRIu64 " bytes",
                          f->file.path, head[6], length);
@@ -174,7 +169,7 @@ static ErrorCode read_llmc(TokenFile *f, uint64_t magic, Error *err) {
     if (f->file.size < LLMC_HEADER)
         return error_set(err, ERR_DATA, "%s: truncated token file of llm.c", f->file.path);
     TRY(stored_read(&f->file, 0, head, sizeof head, err));
-    uint64_t version = little(head + 4, 4);
+    uint64_t version = little_endian(head + 4, 4);
     if (magic == 20240522)
         return error_set(err, ERR_DATA, "%s: an evaluation file of llm.c, not ids to train on", f->file.path);
     if (version != (magic == 20240520 ? 1 : 7))
@@ -182,7 +177,7 @@ static ErrorCode read_llmc(TokenFile *f, uint64_t magic, Error *err) {
                          version);
     set_type(f, magic == 20240520 ? TOKEN_UINT16 : TOKEN_UINT32);
     f->data = LLMC_HEADER;
-    f->total = little(head + 8, 4);
+    f->total = little_endian(head + 8, 4);
     return check_length(f, err);
 }
 
@@ -210,7 +205,7 @@ static ErrorCode read_indexed(TokenFile *f, const char *index, Error *err) {
 static ErrorCode read_header(TokenFile *f, TokenType type, bool *llmc, Error *err) {
     unsigned char head[8] = {0};
     TRY(stored_read(&f->file, 0, head, f->file.size < sizeof head ? (size_t)f->file.size : sizeof head, err));
-    uint64_t magic = little(head, 4);
+    uint64_t magic = little_endian(head, 4);
     *llmc = magic == 20240520 || magic == 20240801 || magic == 20240522;
     if (memcmp(head, "MMIDIDX\0", 8) == 0)
         return error_set(err, ERR_DATA, "%s: an index of Megatron, not ids: name the .bin beside it",
@@ -227,7 +222,7 @@ static ErrorCode read_header(TokenFile *f, TokenType type, bool *llmc, Error *er
 /* ---- ids ---- */
 
 static int32_t id_at(const TokenFile *f, size_t i) {
-    uint64_t id = little((const unsigned char *)f->raw + i * f->width, f->width);
+    uint64_t id = little_endian(f->raw + i * f->width, f->width);
     return id > INT32_MAX ? -1 : (int32_t)id;
 }
 
@@ -244,7 +239,7 @@ static ErrorCode check_ids(const TokenFile *f, Error *err) {
     if (most < f->vocabulary) return OK;
     size_t i = 0;
     while ((uint32_t)f->ids[i] < f->vocabulary) i++;
-    uint64_t id = little((const unsigned char *)f->raw + i * f->width, f->width), token = f->block + i;
+    uint64_t id = little_endian(f->raw + i * f->width, f->width), token = f->block + i;
     return error_set(err, ERR_DATA,
                      "%s: token %" PRIu64 " (byte %" PRIu64 "): id %" PRIu64
                      " is outside of the vocabulary of %" PRIu64 "%s",
@@ -316,7 +311,7 @@ uint64_t token_file_stored_position(const TokenFile *f) { return f->data + f->ne
 static ErrorCode read_id(const TokenFile *f, uint64_t token, int32_t *id, Error *err) {
     unsigned char bytes[4];
     TRY(stored_read(&f->file, f->data + token * f->width, bytes, f->width, err));
-    uint64_t value = little(bytes, f->width);
+    uint64_t value = little_endian(bytes, f->width);
     *id = value > INT32_MAX ? -1 : (int32_t)value;
     return OK;
 }

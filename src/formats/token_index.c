@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/text.h"
 #include "formats/stored_file.h"
 
@@ -28,12 +29,6 @@ struct TokenIndex {
     uint64_t sequences, documents;
     const unsigned char *lengths, *offsets, *firsts;
 };
-
-static uint64_t little(const unsigned char *bytes, unsigned count) {
-    uint64_t value = 0;
-    for (unsigned i = count; i-- > 0;) value = value << 8 | bytes[i];
-    return value;
-}
 
 static bool is_index(const char *path) {
     char head[sizeof magic];
@@ -54,13 +49,13 @@ char *token_index_path(const char *path) {
     return NULL;
 }
 
-static uint64_t length_of(const TokenIndex *x, uint64_t s) { return little(x->lengths + 4 * s, 4); }
-static uint64_t first_of(const TokenIndex *x, uint64_t k) { return little(x->firsts + 8 * k, 8); }
+static uint64_t length_of(const TokenIndex *x, uint64_t s) { return little_endian(x->lengths + 4 * s, 4); }
+static uint64_t first_of(const TokenIndex *x, uint64_t k) { return little_endian(x->firsts + 8 * k, 8); }
 
 /* Ids in front of a sequence; of the one behind the last, all. */
 static uint64_t token_of(const TokenIndex *x, uint64_t s) {
     if (s == 0) return 0;
-    return little(x->offsets + 8 * (s - 1), 8) / x->width + length_of(x, s - 1);
+    return little_endian(x->offsets + 8 * (s - 1), 8) / x->width + length_of(x, s - 1);
 }
 
 static const char *read_type(TokenIndex *x) {
@@ -76,8 +71,8 @@ static const char *read_type(TokenIndex *x) {
 /* The size of the file follows from its counts, which are compared before they are used. */
 static const char *read_layout(TokenIndex *x) {
     const unsigned char *bytes = x->bytes;
-    uint64_t size = x->file.size, s = little(bytes + 18, 8), d = little(bytes + 26, 8);
-    if (little(bytes + 9, 8) != 1) return "it has an unknown version";
+    uint64_t size = x->file.size, s = little_endian(bytes + 18, 8), d = little_endian(bytes + 26, 8);
+    if (little_endian(bytes + 9, 8) != 1) return "it has an unknown version";
     if (s > size / 12 || d > size / 8 || d == 0) return "it has more entries than bytes";
     uint64_t plain = HEADER + 12 * s + 8 * d;
     if (size != plain && size != plain + s) return "its size does not fit its counts";
@@ -94,7 +89,7 @@ static const char *check_sequences(const TokenIndex *x, uint64_t bytes) {
     for (uint64_t s = 0; s < x->sequences; s++) {
         uint64_t length = length_of(x, s);
         if (length > INT32_MAX) return "a sequence has a negative length";
-        if (little(x->offsets + 8 * s, 8) != at)
+        if (little_endian(x->offsets + 8 * s, 8) != at)
             return "its sequences do not follow each other (part of a data set, or a merged one)";
         if (length > (bytes - at) / x->width) return "its sequences are longer than the .bin";
         at += length * x->width;

@@ -13,7 +13,6 @@
 #include "comm/loopback/loopback.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +21,7 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "base/text.h"
+#include "device/device.h"
 
 enum { TOO_LONG = 1, LONGEST_DELAY = 5 /* looks */ };
 
@@ -272,8 +272,6 @@ static const TransportKind loopback = {.name = "loopback",
 
 Loopback *loopback_new(int ranks, int events, uint64_t seed) {
     Loopback *hub = mem_alloc(sizeof *hub);
-    cpu_set_t cores;
-    bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
     *hub =
         (Loopback){.ranks = ranks, .seed = seed, .ends = mem_alloc_array((size_t)ranks, sizeof *hub->ends)};
     pthread_mutex_init(&hub->mutex, NULL);
@@ -286,7 +284,7 @@ Loopback *loopback_new(int ranks, int events, uint64_t seed) {
                                                 .size = ranks,
                                                 .local_rank = r,
                                                 .local_size = ranks,
-                                                .local_cores = known ? CPU_COUNT(&cores) : 0,
+                                                .local_cores = device_cpu_cores(),
                                                 .tags = INT64_C(1) << 30},
                                   .hub = hub,
                                   .posts = mem_alloc_array((size_t)events, sizeof(Post))};
