@@ -10,6 +10,8 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "device/ops/attention.h"
+#include "device/ops/memory.h"
 #include "device/pool.h"
 
 enum { GROUP = 8, WINDOW = 1024, SHORTEST = 2048, BLOCK = 1 << 20 };
@@ -51,30 +53,32 @@ static void layout(Bench *b, int64_t tokens, int heads, int dim) {
     b->dout = pool_take(&b->pool, elements(tokens, results));
     b->lse = pool_take(&b->pool, (size_t)(tokens * heads) * sizeof *b->lse);
     b->first = pool_take(&b->pool, (size_t)tokens * sizeof *b->first);
-    b->d.scratch_size = b->d.ops.scratch_bytes(&b->d, &needs);
+    b->d.scratch_size = b->d.runtime.scratch_bytes(&b->d, &needs);
     b->d.scratch = pool_take(&b->pool, b->d.scratch_size);
 }
 
 /* Repeats a block of random numbers: with zeros a GPU would be faster than in practice. */
 static void fill_random(Device *d, char *to, size_t bytes, float *block) {
     size_t part;
-    OP(d, OP_INIT_NORMAL, init_normal, BLOCK, 1, 0, 0, 1, -3, 3, block);
+    OP(d, init_normal, .n = BLOCK, .key = 1, .std = 1, .lo = -3, .hi = 3, .out = block);
     for (size_t done = 0; done < bytes; done += part) {
         part = bytes - done < BLOCK * 2 ? bytes - done : BLOCK * 2;
-        OP(d, OP_CAST, cast, (int64_t)(part / 2), block, DTYPE_F32, to + done, DTYPE_BF16);
+        OP(d, cast, (int64_t)(part / 2), block, DTYPE_F32, to + done, DTYPE_BF16);
     }
 }
 
 static void forward(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_ATTENTION_FORWARD, attention_forward, b->s, attention_whole(b->s), b->qkv,
-       b->qkv + elements(b->s.heads, b->s.head_dim), b->first, b->out, b->lse, DTYPE_BF16);
+    OP(d, attention_forward, .s = b->s, .r = attention_whole(b->s), .q = b->qkv,
+       .kv = b->qkv + elements(b->s.heads, b->s.head_dim), .first_key = b->first, .out = b->out,
+       .lse = b->lse, .c = DTYPE_BF16);
 }
 static void backward(Bench *b) {
     Device *d = &b->d;
     size_t keys = elements(b->s.heads, b->s.head_dim);
-    OP(d, OP_ATTENTION_BACKWARD, attention_backward, b->s, attention_whole(b->s), b->qkv, b->qkv + keys,
-       b->first, b->out, b->lse, b->dout, b->dqkv, b->dqkv + keys, DTYPE_BF16);
+    OP(d, attention_backward, .s = b->s, .r = attention_whole(b->s), .q = b->qkv, .kv = b->qkv + keys,
+       .first_key = b->first, .out = b->out, .lse = b->lse, .dout = b->dout, .dq = b->dqkv,
+       .dkv = b->dqkv + keys, .c = DTYPE_BF16);
 }
 
 static double seconds_of(Bench *b, void (*run)(Bench *), int calls) {

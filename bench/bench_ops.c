@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "device/ops/ops.h"
 #include "device/pool.h"
 
 enum { DIM = 64, SPLITS = 8 };
@@ -75,14 +76,14 @@ static void layout(Bench *b) {
                          .logits_rows = b->rows,
                          .attention = shape(b),
                          .splits = SPLITS};
-    b->d.scratch_size = b->d.ops.scratch_bytes(&b->d, &needs);
+    b->d.scratch_size = b->d.runtime.scratch_bytes(&b->d, &needs);
     b->d.scratch = pool_take(&b->pool, b->d.scratch_size);
 }
 
 /* A table of normal numbers, which depend on the seed. */
 static void fill_normal(Bench *b, float *table, uint64_t seed) {
     Device *d = &b->d;
-    OP(d, OP_INIT_NORMAL, init_normal, b->vocab * b->hidden, seed, 0, 0, 0.5, -3, 3, table);
+    OP(d, init_normal, .n = b->vocab * b->hidden, .key = seed, .std = 0.5, .lo = -3, .hi = 3, .out = table);
 }
 
 static void fill_tensors(Bench *b) {
@@ -90,10 +91,10 @@ static void fill_tensors(Bench *b) {
     int64_t n = b->vocab * b->hidden;
     float *all[] = {b->w, b->g, b->m, b->v};
     for (int i = 0; i < 4; i++) fill_normal(b, all[i], (uint64_t)i);
-    OP(d, OP_INIT_NORMAL, init_normal, b->rows * b->vocab, 9, 0, 0, 2, -3, 3, b->logits);
+    OP(d, init_normal, .n = b->rows * b->vocab, .key = 9, .std = 2, .lo = -3, .hi = 3, .out = b->logits);
     int64_t wide = b->t * 2 * b->inter < n ? b->t * 2 * b->inter : n;
-    OP(d, OP_CAST, cast, wide, b->w, DTYPE_F32, b->x, b->c);
-    OP(d, OP_CAST, cast, wide, b->g, DTYPE_F32, b->y, b->c);
+    OP(d, cast, wide, b->w, DTYPE_F32, b->x, b->c);
+    OP(d, cast, wide, b->g, DTYPE_F32, b->y, b->c);
     int32_t *ids = calloc((size_t)b->t, 4), *positions = calloc((size_t)b->t, 4);
     float *angles = calloc((size_t)b->t * DIM, 4);
     if (!ids || !positions || !angles) abort();
@@ -107,10 +108,10 @@ static void fill_tensors(Bench *b) {
         .step = {.lr = 1e-4f, .correction1 = 0.5f, .correction2 = 0.5f, .grad_scale = 1, .number = 1},
         .unit = 1,
         .scale = 1e-3f};
-    OP(d, OP_UPLOAD, upload, b->figures, &figures, sizeof figures);
-    OP(d, OP_UPLOAD, upload, b->ids, ids, (size_t)b->t * 4);
-    OP(d, OP_UPLOAD, upload, b->positions, positions, (size_t)b->t * 4);
-    OP(d, OP_UPLOAD, upload, b->angles, angles, (size_t)b->t * DIM * 4);
+    OP(d, upload, b->figures, &figures, sizeof figures);
+    OP(d, upload, b->ids, ids, (size_t)b->t * 4);
+    OP(d, upload, b->positions, positions, (size_t)b->t * 4);
+    OP(d, upload, b->angles, angles, (size_t)b->t * DIM * 4);
     free(ids);
     free(positions);
     free(angles);
@@ -120,8 +121,9 @@ static void fill_tensors(Bench *b) {
 
 static void product(Bench *b, bool ta, bool tb, int64_t m, int64_t n, int64_t k, bool weight) {
     Device *d = &b->d;
-    OP(d, OP_GEMM, gemm, ta, tb, m, n, k, b->x, b->y, b->c, weight ? (void *)b->w : b->z,
-       weight ? DTYPE_F32 : b->c, n, weight, NO_SPLIT);
+    OP(d, gemm, .trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k, .a = b->x, .b = b->y, .ab_type = b->c,
+       .c = weight ? (void *)b->w : b->z, .c_type = weight ? DTYPE_F32 : b->c, .ldc = n,
+       .accumulate = weight);
 }
 static void qkv(Bench *b) { product(b, false, true, b->t, 3 * b->hidden, b->hidden, false); }
 static void qkv_dx(Bench *b) { product(b, false, false, b->t, b->hidden, 3 * b->hidden, false); }
@@ -136,8 +138,8 @@ static void down_dx(Bench *b) { product(b, false, false, b->t, b->inter, b->hidd
 static void down_dw(Bench *b) { product(b, true, false, b->hidden, b->inter, b->t, true); }
 static void head(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_GEMM, gemm, false, true, b->rows, b->vocab, b->hidden, b->x, b->y, b->c, b->logits, DTYPE_F32,
-       b->vocab, false, NO_SPLIT);
+    OP(d, gemm, .trans_b = true, .m = b->rows, .n = b->vocab, .k = b->hidden, .a = b->x, .b = b->y,
+       .ab_type = b->c, .c = b->logits, .c_type = DTYPE_F32, .ldc = b->vocab);
 }
 static void head_dx(Bench *b) { product(b, false, false, b->rows, b->hidden, b->vocab, false); }
 static void head_dw(Bench *b) { product(b, true, false, b->vocab, b->hidden, b->rows, true); }
@@ -146,7 +148,8 @@ static void head_dw(Bench *b) { product(b, true, false, b->vocab, b->hidden, b->
 static void split_product(Bench *b, bool tb, int64_t n, KSplit l) {
     Device *d = &b->d;
     int64_t k = l.run[0].length + l.run[1].length + l.run[2].length;
-    OP(d, OP_GEMM, gemm, false, tb, b->t, n, k, b->x, b->y, b->c, b->z, b->c, n, false, l);
+    OP(d, gemm, .trans_b = tb, .m = b->t, .n = n, .k = k, .a = b->x, .b = b->y, .ab_type = b->c, .c = b->z,
+       .c_type = b->c, .ldc = n, .splits = l);
 }
 static void output_splits(Bench *b) {
     split_product(b, true, b->hidden, (KSplit){1, {{b->hidden, b->hidden / SPLITS, 0}}});
@@ -168,67 +171,72 @@ static void *keys_of(const Bench *b, void *qkv) {
 static void attend(Bench *b) {
     Device *d = &b->d;
     AttentionShape s = shape(b);
-    OP(d, OP_ATTENTION_FORWARD, attention_forward, s, attention_whole(s), b->x, keys_of(b, b->x), b->first,
-       b->z, b->lse, b->c);
+    OP(d, attention_forward, .s = s, .r = attention_whole(s), .q = b->x, .kv = keys_of(b, b->x),
+       .first_key = b->first, .out = b->z, .lse = b->lse, .c = b->c);
 }
 static void attend_back(Bench *b) {
     Device *d = &b->d;
     char *grad = b->z + (size_t)b->t * b->hidden * dtype_bytes(b->c);
     AttentionShape s = shape(b);
-    OP(d, OP_ATTENTION_BACKWARD, attention_backward, s, attention_whole(s), b->x, keys_of(b, b->x), b->first,
-       b->z, b->lse, b->y, grad, keys_of(b, grad), b->c);
+    OP(d, attention_backward, .s = s, .r = attention_whole(s), .q = b->x, .kv = keys_of(b, b->x),
+       .first_key = b->first, .out = b->z, .lse = b->lse, .dout = b->y, .dq = grad, .dkv = keys_of(b, grad),
+       .c = b->c);
 }
 static void rms(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_NORM_FORWARD, norm_forward, NORM_RMS, b->t, b->hidden, 1e-5f, b->x, b->y, b->w, NULL, b->z, b->y,
-       b->loss, b->c);
+    OP(d, norm_forward, .kind = NORM_RMS, .tokens = b->t, .hidden = b->hidden, .eps = 1e-5f, .a = b->x,
+       .b = b->y, .w = b->w, .sum = b->z, .y = b->y, .rstd = b->loss, .c = b->c);
 }
 static void rms_back(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_NORM_BACKWARD, norm_backward, NORM_RMS, b->t, b->hidden, b->x, b->w, b->loss, b->y, b->z, true,
-       b->g, b->t, b->c);
+    OP(d, norm_backward, .kind = NORM_RMS, .tokens = b->t, .hidden = b->hidden, .x = b->x, .w = b->w,
+       .rstd = b->loss, .dy = b->y, .dx = b->z, .add = true, .dw = b->g, .split_size = b->t, .c = b->c);
 }
 static void rope(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_ROPE, rope, shape(b), b->y, b->positions, b->angles, false, b->c);
+    OP(d, rope, .s = shape(b), .qkv = b->y, .positions = b->positions, .cos_sin = b->angles, .c = b->c);
 }
 static void glu(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_ACTIVATION_FORWARD, activation_forward, ACT_SILU, true, b->t, b->inter, b->x, b->z, b->c);
+    OP(d, activation_forward, .f = ACT_SILU, .gated = true, .tokens = b->t, .inter = b->inter, .x = b->x,
+       .act = b->z, .c = b->c);
 }
 static void glu_back(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_ACTIVATION_BACKWARD, activation_backward, ACT_SILU, true, b->t, b->inter, b->x, b->y, b->z, b->y,
-       b->c);
+    OP(d, activation_backward, .f = ACT_SILU, .gated = true, .tokens = b->t, .inter = b->inter, .x = b->x,
+       .dact = b->y, .dx = b->z, .act = b->y, .c = b->c);
 }
 static void add(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_ADD, add, b->t * b->hidden, b->x, b->y, b->z, b->c);
+    OP(d, add, b->t * b->hidden, b->x, b->y, b->z, b->c);
 }
 static void loss(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_CROSS_ENTROPY, cross_entropy, b->rows, b->vocab, b->logits, DTYPE_F32, b->ids, WHOLE_VOCABULARY,
-       &b->figures->scale, 0, 0, b->loss, NULL, b->z, b->c);
+    OP(d, cross_entropy, .rows = b->rows, .vocab = b->vocab, .logits = b->logits, .logits_type = DTYPE_F32,
+       .targets = b->ids, .scale = &b->figures->scale, .loss = b->loss, .dlogits = b->z, .grad_type = b->c);
 }
 static void loss_splits(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_CROSS_ENTROPY, cross_entropy, b->rows, b->vocab, b->logits, DTYPE_F32, b->ids,
-       (VocabSplit){.split_size = b->vocab / SPLITS}, &b->figures->scale, 0, 0, b->loss, NULL, b->z, b->c);
+    OP(d, cross_entropy, .rows = b->rows, .vocab = b->vocab, .logits = b->logits, .logits_type = DTYPE_F32,
+       .targets = b->ids, .splits = (VocabSplit){.split_size = b->vocab / SPLITS},
+       .scale = &b->figures->scale, .loss = b->loss, .dlogits = b->z, .grad_type = b->c);
 }
 static void embed(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_EMBED_FORWARD, embed_forward, b->t, b->hidden, b->ids, b->x, ALL_ROWS, 1, false, b->z, b->c);
+    OP(d, embed_forward, .tokens = b->t, .hidden = b->hidden, .ids = b->ids, .table = b->x, .rows = ALL_ROWS,
+       .scale = 1, .out = b->z, .c = b->c);
 }
 static void embed_back(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_EMBED_BACKWARD, embed_backward, b->t, b->hidden, b->ids, b->x, ALL_ROWS, 1, b->g, b->c);
+    OP(d, embed_backward, .tokens = b->t, .hidden = b->hidden, .ids = b->ids, .dout = b->x, .rows = ALL_ROWS,
+       .scale = 1, .dtable = b->g, .c = b->c);
 }
 static void update(Bench *b) {
     Device *d = &b->d;
     AdamW a = {0.9f, 0.95f, 1e-8f, 0.1f};
     StateStore s = {.type = b->states, .key = 1};
-    OP(d, OP_ADAMW, adamw, b->vocab * b->hidden, a, s, &b->figures->step, b->w, b->g, b->m, b->v,
-       b->c == DTYPE_BF16 ? (uint16_t *)(void *)b->z : NULL);
+    OP(d, adamw, .n = b->vocab * b->hidden, .constants = a, .s = s, .step = &b->figures->step, .param = b->w,
+       .grad = b->g, .m = b->m, .v = b->v, .copy = b->c == DTYPE_BF16 ? (uint16_t *)(void *)b->z : NULL);
 }
 static void update_half(Bench *b) {
     b->states = DTYPE_BF16;
@@ -238,49 +246,51 @@ static void update_half(Bench *b) {
 static void update_sgd(Bench *b) {
     Device *d = &b->d;
     Sgd o = {.momentum = 0.9f};
-    OP(d, OP_SGD, sgd, b->vocab * b->hidden, o, (StateStore){0}, &b->figures->step, b->w, b->g, b->m,
-       b->c == DTYPE_BF16 ? (uint16_t *)(void *)b->z : NULL);
+    OP(d, sgd, .n = b->vocab * b->hidden, .constants = o, .s = (StateStore){0}, .step = &b->figures->step,
+       .param = b->w, .grad = b->g, .momentum = b->m,
+       .copy = b->c == DTYPE_BF16 ? (uint16_t *)(void *)b->z : NULL);
 }
 static void norm(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_GRAD_STATS, grad_stats, b->vocab * b->hidden, b->g, 2, &b->figures->unit, &b->figures->stats);
+    OP(d, grad_stats, .n = b->vocab * b->hidden, .g = b->g, .p = 2, .unit = &b->figures->unit,
+       .out = &b->figures->stats);
 }
 /* Makes one element in four thousand far smaller than the others, so that every piece of the sum needs a
  * second pass. */
 static void widen(Bench *b) {
     Device *d = &b->d;
-    for (int64_t i = 0; i < b->vocab * b->hidden; i += 4096) OP(d, OP_FILL, fill, 1, 1e-30f, b->g + i);
+    for (int64_t i = 0; i < b->vocab * b->hidden; i += 4096) OP(d, fill, 1, 1e-30f, b->g + i);
 }
 static void add_fixed(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_FIXED_ADD, fixed_add, b->vocab * b->hidden, b->g, b->fixed, false, fixed_limit(64),
-       &b->figures->refused);
+    OP(d, fixed_add, .n = b->vocab * b->hidden, .g = b->g, .acc = b->fixed, .limit = fixed_limit(64),
+       .refused = &b->figures->refused);
 }
 static void from_fixed(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_FIXED_TO_FLOAT, fixed_to_float, b->vocab * b->hidden, b->fixed, b->g);
+    OP(d, fixed_to_float, b->vocab * b->hidden, b->fixed, b->g);
 }
 static void sum_four(Bench *b) {
     Device *d = &b->d;
     const float *const parts[] = {b->w, b->g, b->m, b->v};
-    OP(d, OP_SUM_PARTS, sum_parts, b->vocab * b->hidden, 4, parts, b->w);
+    OP(d, sum_parts, b->vocab * b->hidden, 4, parts, b->w);
 }
 static void sum_four_i64(Bench *b) {
     Device *d = &b->d;
     const int64_t *const parts[] = {b->fixed, b->fixed, b->fixed, b->fixed};
-    OP(d, OP_SUM_PARTS, sum_parts_i64, b->vocab * b->hidden, 4, parts, b->fixed);
+    OP(d, sum_parts_i64, b->vocab * b->hidden, 4, parts, b->fixed);
 }
 static void clear(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_ZERO, zero, b->g, (size_t)b->vocab * b->hidden * 4);
+    OP(d, zero, b->g, (size_t)b->vocab * b->hidden * 4);
 }
 static void round_weights(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_CAST, cast, b->vocab * b->hidden, b->w, DTYPE_F32, b->z, DTYPE_BF16);
+    OP(d, cast, b->vocab * b->hidden, b->w, DTYPE_F32, b->z, DTYPE_BF16);
 }
 static void copy(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_CAST, cast, b->vocab * b->hidden, b->w, DTYPE_F32, b->z, DTYPE_F32);
+    OP(d, cast, b->vocab * b->hidden, b->w, DTYPE_F32, b->z, DTYPE_F32);
 }
 
 static double time_of(Bench *b, void (*run)(Bench *), int calls) {

@@ -17,6 +17,7 @@
 #include "checkpoint/find.h"
 #include "base/clock.h"
 #include "base/json.h"
+#include "device/ops/ops.h"
 #include "plan/layout.h"
 #include "train/setup.h"
 #include "workload.h"

@@ -1,4 +1,4 @@
-/* The canonical tree of a sum over 0 .. n-1, which are ranks, or the partials of a split-K sum (device.h). A
+/* The canonical tree of a sum over 0 .. n-1, which are ranks, or the partials of a split-K sum (KSplit). A
  * block is split at the largest power of two below its size, down to single elements. If the tree depends on
  * n alone, so do the bits.
  *

@@ -29,6 +29,7 @@
 #include "comm/internal.h"
 #include "comm/launch.h"
 #include "comm/mpi/mpi_transport.h"
+#include "device/ops/memory.h"
 
 /* ---- shared by the files of comm/ ---- */
 
@@ -408,7 +409,7 @@ static void copy(Comm *c, void *to, const void *from, size_t bytes) {
     bool on_communicators = atomic_load(&c->communicator_device) != NULL;
     if (to == from || bytes == 0) return;
     DeviceStream before = device_on(on_communicators ? ON_COMPUTE : ON_COMM);
-    OP(d, OP_COPY, copy, to, from, bytes);
+    OP(d, copy, to, from, bytes);
     if (!on_communicators) device_finish(d, device_mark(d, ON_COMM), WAIT_TRANSPORT);
     device_on(before);
 }

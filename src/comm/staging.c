@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "comm/internal.h"
+#include "device/ops/memory.h"
 
 bool staging_needed(const Comm *c) { return c->device && c->device->separate_memory; }
 
@@ -32,7 +33,7 @@ void *staging_begin(Comm *c, const Transfer *t, void *tensor) {
     *slot = (StagingSlot){.memory = slot->memory, .tensor = tensor, .busy = true};
     if (t->receives) return slot->memory;
     DeviceStream before = device_on(ON_COMM);
-    OP(c->device, OP_DOWNLOAD, download, slot->memory, tensor, t->bytes);
+    OP(c->device, download, slot->memory, tensor, t->bytes);
     finish(c->device, before);
     return slot->memory;
 }
@@ -43,7 +44,7 @@ void staging_end(Comm *c, const Transfer *t, bool arrived) {
     slot->busy = false;
     if (!arrived) return;
     DeviceStream before = device_on(ON_COMM);
-    OP(c->device, OP_UPLOAD, upload, slot->tensor, slot->memory, t->bytes);
+    OP(c->device, upload, slot->tensor, slot->memory, t->bytes);
     finish(c->device, before);
 }
 

@@ -121,8 +121,8 @@ static const Option train_options[] = {
            "How gradients of microbatches are summed. exact: in fixed point, the same bits however the "
            "microbatches of a step are shared out among ranks and accumulation; another train.microbatch "
            "makes other bits. fast: in floating point."),
-    /* For partials and the tree over them see device.h, base/tree.h. Fixed for the life of a run, so that it
-     * may continue with fewer tensor-parallel ranks and the same bits. */
+    /* For partials and the tree over them see device/shapes.h, base/tree.h. Fixed for the life of a run, so
+     * that it may continue with fewer tensor-parallel ranks and the same bits. */
     INT("numerics.tp_invariant_up_to", numerics.tp_invariant_up_to, "0", 0, 64, BITS,
         "Pieces into which sums that mesh.tp shares are cut, on one rank as well: every degree whose share "
         "of them is a power of two has the same bits; 0: mesh.tp when the run begins."),

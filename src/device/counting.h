@@ -4,7 +4,7 @@
 #ifndef WEFT_DEVICE_COUNTING_H
 #define WEFT_DEVICE_COUNTING_H
 
-#include "device/device.h"
+#include "device/ops/ops.h"
 
 typedef struct OpWork {
     OpId op;

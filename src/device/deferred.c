@@ -20,18 +20,17 @@
 
 #include "base/rng.h"
 #include "base/text.h"
-#include "device/arguments.h"
 #include "device/cpu/cpu.h"
+#include "device/ops/ops.h"
 #include "device/pool.h"
 
-typedef void Run(Device *d, const void *arguments);
-
-/* Header of a call in a queue, followed by the arguments. */
+/* Header of a call in a queue, followed by the arguments, and by host data that they point to. */
 typedef struct Call {
-    size_t bytes; /* of header and arguments */
-    Run *run;     /* NULL: nothing to run; the call only waits for an event */
+    size_t bytes; /* of all of it */
+    OpId op;      /* NO_OP: nothing to run; the call only waits for an event */
     Event after;
 } Call;
+enum { NO_OP = -1 };
 
 typedef struct Queue {
     char *calls;
@@ -40,8 +39,7 @@ typedef struct Queue {
 } Queue;
 
 struct Deferred {
-    Ops ops; /* the CPU's own */
-    DeviceRuntime runtime;
+    DeviceRuntime runtime; /* the CPU's own */
     Queue queues[DEVICE_STREAMS];
     uint64_t seed, draws;
     pthread_mutex_t mutex;
@@ -52,7 +50,7 @@ struct Deferred {
 /* A queue is one block of memory, which grows to the longest backlog of a run and then stays. It restarts at
  * its beginning whenever it is empty. Argument sizes are rounded up so that the next call is aligned. The
  * returned address is valid until the next call is added. */
-static void *add_call(Queue *q, Run *run, Event after, size_t bytes) {
+static void *add_call(Queue *q, OpId op, Event after, size_t bytes) {
     size_t whole = sizeof(Call) + (bytes + 15) / 16 * 16;
     if (q->first == q->end) q->first = q->end = 0;
     if (q->end + whole > q->room) {
@@ -60,21 +58,52 @@ static void *add_call(Queue *q, Run *run, Event after, size_t bytes) {
         q->calls = mem_grow(q->calls, q->room);
     }
     Call *call = (Call *)(void *)(q->calls + q->end);
-    *call = (Call){.bytes = whole, .run = run, .after = after};
+    *call = (Call){.bytes = whole, .op = op, .after = after};
     q->end += whole;
     q->queued++;
     return call + 1;
 }
 
-/* Queues a call on the calling thread's stream. Host data that the arguments point to is copied right behind
- * them: `bytes` is the size of the argument struct, so `a + 1` finds the data when the call runs. */
-static void queue_call(Device *d, Run *run, const void *arguments, size_t bytes, const void *more,
-                       size_t more_bytes) {
+/* Host memory that is read when an op is enqueued. */
+typedef struct HostData {
+    size_t bytes, at; /* at: offset of its address in the arguments */
+} HostData;
+
+static HostData host_data(OpId op, const void *arguments) {
+    const UploadArgs *upload = arguments;
+    const SumPartsArgs *sum = arguments;
+    const SumPartsI64Args *sum_i64 = arguments;
+    switch (op) {
+    case OP_UPLOAD: return (HostData){upload->bytes, offsetof(UploadArgs, host)};
+    case OP_SUM_PARTS: return (HostData){(size_t)sum->parts * sizeof *sum->in, offsetof(SumPartsArgs, in)};
+    case OP_SUM_PARTS_I64:
+        return (HostData){(size_t)sum_i64->parts * sizeof *sum_i64->in, offsetof(SumPartsI64Args, in)};
+    default: return (HostData){0, 0};
+    }
+}
+
+static const void *host_address(HostData h, const void *arguments) {
+    const void *address;
+    memcpy(&address, (const char *)arguments + h.at, sizeof address);
+    return address;
+}
+
+/* All bits set are NaN in fp32 and bf16, and -1 in integers, so memory that is read too early cannot be
+ * mistaken for a result. */
+static void spoil(const DownloadArgs *o) {
+    if (o->bytes) memset(o->host, 0xff, o->bytes);
+}
+
+/* Queues a call on the calling thread's stream, with copies of the arguments and of host data. */
+static void enqueue(Device *d, OpId op, const void *arguments) {
     Deferred *w = d->deferred;
+    size_t bytes = op_descriptor(op)->bytes;
+    HostData host = host_data(op, arguments);
+    if (op == OP_DOWNLOAD) spoil(arguments);
     pthread_mutex_lock(&w->mutex);
-    char *to = add_call(&w->queues[device_stream()], run, 0, bytes + more_bytes);
+    char *to = add_call(&w->queues[device_stream()], op, 0, bytes + host.bytes);
     memcpy(to, arguments, bytes);
-    if (more_bytes) memcpy(to + bytes, more, more_bytes);
+    if (host.bytes) memcpy(to + bytes, host_address(host, arguments), host.bytes);
     pthread_mutex_unlock(&w->mutex);
 }
 
@@ -86,8 +115,18 @@ static bool reached(const Deferred *w, Event e) {
     return w->queues[e % DEVICE_STREAMS].run >= e / DEVICE_STREAMS;
 }
 
-static const Call *next_call(const Queue *q) {
-    return q->first < q->end ? (const Call *)(const void *)(q->calls + q->first) : NULL;
+static Call *next_call(const Queue *q) {
+    return q->first < q->end ? (Call *)(void *)(q->calls + q->first) : NULL;
+}
+
+/* The copy of host data lies right behind the arguments, wherever the queue has been moved since. */
+static void run_call(Device *d, Call *call) {
+    if (call->op == NO_OP) return;
+    char *arguments = (char *)(call + 1);
+    const void *copy = arguments + op_descriptor(call->op)->bytes;
+    HostData host = host_data(call->op, arguments);
+    if (host.bytes) memcpy(arguments + host.at, &copy, sizeof copy);
+    op_run(d, call->op, arguments);
 }
 
 /* Runs one call of a random stream among those that can continue. The mutex is held throughout, so the
@@ -102,8 +141,8 @@ static void run_one(Device *d) {
     }
     CHECK(count > 0); /* otherwise streams wait for each other, or for an event of another device */
     Queue *q = ready[rng_u64(w->seed, w->draws++) % count];
-    const Call *call = next_call(q);
-    if (call->run) call->run(d, call + 1);
+    Call *call = next_call(q);
+    run_call(d, call);
     q->first += call->bytes;
     q->run++;
 }
@@ -132,7 +171,7 @@ static Event mark(Device *d, DeviceStream s) {
 static void follow(Device *d, DeviceStream s, Event e) {
     Deferred *w = d->deferred;
     pthread_mutex_lock(&w->mutex);
-    add_call(&w->queues[s], NULL, e, 0);
+    add_call(&w->queues[s], NO_OP, e, 0);
     pthread_mutex_unlock(&w->mutex);
 }
 
@@ -153,100 +192,17 @@ static void host_give(Device *d, void *host) {
     d->deferred->runtime.host_give(d, host);
 }
 
-/* ---- ops whose arguments are all that must be copied ---- */
-
-/* Defines the op that is called, which queues its arguments, and the op that runs later. */
-#define DEFERRED(slot, ...)                                                                                \
-    static void run_##slot(Device *d, const void *arguments) {                                             \
-        const slot##_arguments *a = arguments;                                                             \
-        d->deferred->ops.slot(d EACH(STORED, __VA_ARGS__));                                                \
-    }                                                                                                      \
-    static void defer_##slot(Device *d EACH(PARAMETER, __VA_ARGS__)) {                                     \
-        queue_call(d, run_##slot, &(slot##_arguments){EACH(VALUE, __VA_ARGS__)}, sizeof(slot##_arguments), \
-                   NULL, 0);                                                                               \
-    }
-
-PLAIN_OPS(DEFERRED)
-
-/* ---- ops with host memory ---- */
-
-typedef struct Upload {
-    void *tensor;
-    size_t bytes;
-} Upload; /* then the bytes */
-
-static void run_upload(Device *d, const void *arguments) {
-    const Upload *a = arguments;
-    d->deferred->ops.upload(d, a->tensor, a + 1, a->bytes);
-}
-
-static void defer_upload(Device *d, void *tensor, const void *host, size_t bytes) {
-    queue_call(d, run_upload, &(Upload){tensor, bytes}, sizeof(Upload), host, bytes);
-}
-
-typedef struct Download {
-    void *host;
-    const void *tensor;
-    size_t bytes;
-} Download;
-
-static void run_download(Device *d, const void *arguments) {
-    const Download *a = arguments;
-    d->deferred->ops.download(d, a->host, a->tensor, a->bytes);
-}
-
-/* All bits set are NaN in fp32 and bf16, and -1 in integers, so memory that is read too early cannot be
- * mistaken for a result. */
-static void defer_download(Device *d, void *host, const void *tensor, size_t bytes) {
-    if (bytes) memset(host, 0xff, bytes);
-    queue_call(d, run_download, &(Download){host, tensor, bytes}, sizeof(Download), NULL, 0);
-}
-
-typedef struct SumParts {
-    int64_t n;
-    int parts;
-    void *out;
-} SumParts; /* then the addresses of the parts */
-
-static void run_sum_parts(Device *d, const void *arguments) {
-    const SumParts *a = arguments;
-    d->deferred->ops.sum_parts(d, a->n, a->parts, (const float *const *)(const void *)(a + 1), a->out);
-}
-
-static void run_sum_parts_i64(Device *d, const void *arguments) {
-    const SumParts *a = arguments;
-    d->deferred->ops.sum_parts_i64(d, a->n, a->parts, (const int64_t *const *)(const void *)(a + 1), a->out);
-}
-
-static void defer_sum_parts(Device *d, int64_t n, int parts, const float *const *in, float *out) {
-    queue_call(d, run_sum_parts, &(SumParts){n, parts, out}, sizeof(SumParts), in,
-               (size_t)parts * sizeof *in);
-}
-
-static void defer_sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const *in, int64_t *out) {
-    queue_call(d, run_sum_parts_i64, &(SumParts){n, parts, out}, sizeof(SumParts), in,
-               (size_t)parts * sizeof *in);
-}
-
 /* ---- opening ---- */
 
-/* The original ops and runtime are kept, and are called from the queues. Taking memory is not deferred, since
- * no queued call can refer to memory that has not been handed out. scratch_bytes is not deferred either,
- * because it is no op. */
+/* The original runtime is kept. Taking memory is not deferred, since no queued call can refer to memory that
+ * has not been handed out. */
 void device_defer(Device *d, uint64_t seed) {
     CHECK(!d->deferred);
     Deferred *w = d->deferred = mem_alloc(sizeof *w);
-    w->ops = d->ops;
     w->runtime = d->runtime;
     w->seed = seed;
     pthread_mutex_init(&w->mutex, NULL);
-#define REPLACE(slot, ...) d->ops.slot = defer_##slot;
-    PLAIN_OPS(REPLACE)
-#undef REPLACE
-    d->ops.upload = defer_upload;
-    d->ops.download = defer_download;
-    d->ops.sum_parts = defer_sum_parts;
-    d->ops.sum_parts_i64 = defer_sum_parts_i64;
+    d->runtime.enqueue = enqueue;
     d->runtime.mark = mark;
     d->runtime.follow = follow;
     d->runtime.finish = finish;

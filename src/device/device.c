@@ -1,10 +1,5 @@
-/* Opens and closes devices, and wraps every op: guard and profile.
- *
- *     OP(d, ...) --> device_op_enter --> the op's slot --> device_op_leave
- *                    guard open, clock                     clock, guard shut
- *
- * A slot holds the reference, an optimised op that replaces it, or a deferred op that wraps either: a caller
- * cannot tell which. Nothing here knows a model. */
+/* Opens and closes devices, and measures them. Slots of the op table hold the reference, or an optimised op
+ * that replaces it. Nothing here knows a model. */
 #include "device/device.h"
 
 #include <math.h>
@@ -29,14 +24,6 @@
 #include "device/pool.h"
 
 const char *dtype_name(Dtype t) { return t == DTYPE_F32 ? "fp32" : "bf16"; }
-
-/* Made from the list that defines the op numbers, so that the two cannot differ. */
-const char *op_name(OpId op) {
-#define OP_NAME(id, name) #name,
-    static const char *const names[OP_COUNT] = {DEVICE_OPS(OP_NAME)};
-#undef OP_NAME
-    return (unsigned)op < OP_COUNT ? names[op] : "unknown";
-}
 
 /* Cores of this process, not of the machine: launchers bind each rank to some of them, and with more threads
  * than cores every op waits for the slowest. */
@@ -166,6 +153,7 @@ static const DeviceRuntime cpu_runtime = {.mark = mark_nothing,
                                           .available = cpu_available,
                                           .host_take = cpu_host_take,
                                           .host_give = cpu_host_give,
+                                          .scratch_bytes = reference_scratch_bytes,
                                           .close = optimised_close};
 
 /* Only shown to people (doctor, the header of a plan): if anything fails, a placeholder remains. */
@@ -208,7 +196,8 @@ ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) 
     read_processor_name(d->processor, sizeof d->processor);
     waiting_watch(d->threads);
     d->runtime = cpu_runtime;
-    reference_fill_ops(&d->ops);
+    d->ops = mem_alloc(sizeof *d->ops);
+    reference_fill_ops(d->ops);
     ErrorCode code = kind->kernels ? optimised_open(d, kind->kernels, kind->primitives, err) : OK;
     if (code == OK) code = defer_if_asked(d, err);
     if (code != OK) device_close(d);
@@ -229,7 +218,7 @@ ErrorCode device_open(Device *d, const char *kind, int place, int threads, Error
  * the upper bound. */
 void device_describe(Device *d, const char *kind, const char *processor, int threads) {
     *d = (Device){.threads = threads > 0 ? threads : device_cpu_cores()};
-    d->ops.scratch_bytes = optimised_scratch_bytes; /* the reference takes none */
+    d->runtime.scratch_bytes = optimised_scratch_bytes; /* the reference takes none */
     if (strcmp(kind, CUDA) == 0) cuda_describe(d);
     snprintf(d->processor, sizeof d->processor, "%s", processor);
 }
@@ -238,6 +227,7 @@ void device_describe(Device *d, const char *kind, const char *processor, int thr
 void device_close(Device *d) {
     deferred_close(d);
     if (d->runtime.close) d->runtime.close(d);
+    free(d->ops);
     *d = (Device){0};
 }
 
@@ -277,30 +267,9 @@ void device_finish(Device *d, Event e, DeviceWait why) {
 /* Without OP: threads other than the training thread may call this, and the profile belongs to that one. */
 void device_fetch(Device *d, void *host, const void *tensor, size_t bytes) {
     pool_unlock_all();
-    d->ops.download(d, host, tensor, bytes);
+    op_enqueue(d, OP_DOWNLOAD, &(DownloadArgs){host, tensor, bytes});
     pool_lock_all();
     device_finish(d, device_mark(d, current), WAIT_RESULT);
-}
-
-/* ---- around an op ---- */
-
-/* The clock is read only when profiling, because ops of small models take less than a microsecond. On a
- * deferred device the profile times the queueing, not the op. A GPU times ops itself, with events. */
-int64_t device_op_enter(Device *d) {
-    pool_unlock_all();
-    if (!d->profiling) return 0;
-    return d->runtime.begin_time ? d->runtime.begin_time(d) : now();
-}
-
-void device_op_leave(Device *d, OpId op, int64_t begun) {
-    if (d->profiling) {
-        d->profile[op].calls++;
-        if (d->runtime.end_time)
-            d->runtime.end_time(d, begun, &d->profile[op].seconds);
-        else
-            d->profile[op].seconds += (double)(now() - begun) / 1e9;
-    }
-    pool_lock_all();
 }
 
 /* ---- peak ---- */
@@ -343,13 +312,13 @@ static double best_rate(Device *d, const Repeated *what, double seconds, PeakLim
 
 /* Alternates between the layouts of the forward pass and of dgrad. */
 static void run_product(Device *d, const Repeated *p, int i) {
-    OP(d, OP_GEMM, gemm, false, i % 2 == 0, p->n, p->n, p->n, p->a, p->b, p->type, p->c, p->type, p->n, false,
-       NO_SPLIT);
+    OP(d, gemm, .trans_b = i % 2 == 0, .m = p->n, .n = p->n, .k = p->n, .a = p->a, .b = p->b,
+       .ab_type = p->type, .c = p->c, .c_type = p->type, .ldc = p->n);
 }
 
 static void run_copy(Device *d, const Repeated *p, int i) {
     (void)i;
-    OP(d, OP_COPY, copy, p->b, p->a, (size_t)p->n);
+    OP(d, copy, p->b, p->a, (size_t)p->n);
 }
 
 /* 16 MiB per matrix in fp32: beyond most caches, as the matrices of a model are. A discrete GPU has caches of
@@ -368,7 +337,7 @@ static char *take_operands(Pool *p, Device *d, Dtype type, size_t matrix) {
                          .logits_rows = 1,
                          .attention = {.tokens = 1, .heads = 1, .kv_heads = 1, .head_dim = 2}};
     char *operands = pool_take(p, 3 * matrix);
-    d->scratch_size = d->ops.scratch_bytes(d, &needs);
+    d->scratch_size = d->runtime.scratch_bytes(d, &needs);
     d->scratch = pool_take(p, d->scratch_size);
     return operands;
 }
@@ -383,7 +352,7 @@ static void fill_operands(Device *d, char *operands, Dtype type, int64_t n) {
         tensor_set(row, i, type, (float)(i * i % PERIOD) / PERIOD - 0.5f);
     for (int64_t i = 0; i < 2 * n; i++) {
         const char *from = (const char *)row + (size_t)(i * STRIDE % PERIOD) * dtype_bytes(type);
-        OP(d, OP_UPLOAD, upload, operands + (size_t)i * bytes, from, bytes);
+        OP(d, upload, operands + (size_t)i * bytes, from, bytes);
     }
 }
 
@@ -463,10 +432,13 @@ static void update_rounded(Device *d, const Rounded *r) {
     const int64_t n = (int64_t)ROUNDED * ROUNDED;
     float *param = (float *)(void *)rounded_matrix(r, 0), *m = (float *)(void *)r->moments;
     const float *grad = (const float *)(const void *)rounded_matrix(r, 1);
-    OP(d, OP_UPLOAD, upload, r->step, &step, sizeof step);
-    OP(d, OP_ZERO, zero, m, 2 * (size_t)n * sizeof *m);
-    for (int i = 0; i < 2; i++) OP(d, OP_ADAMW, adamw, n, adamw, store, r->step, param, grad, m, m + n, NULL);
-    OP(d, OP_SGD, sgd, n, sgd, store, r->step, param, grad, m, NULL);
+    OP(d, upload, r->step, &step, sizeof step);
+    OP(d, zero, m, 2 * (size_t)n * sizeof *m);
+    for (int i = 0; i < 2; i++)
+        OP(d, adamw, .n = n, .constants = adamw, .s = store, .step = r->step, .param = param, .grad = grad,
+           .m = m, .v = m + n);
+    OP(d, sgd, .n = n, .constants = sgd, .s = store, .step = r->step, .param = param, .grad = grad,
+       .momentum = m);
 }
 
 /* Scratch and profiling are restored afterwards. */
@@ -506,7 +478,7 @@ static double copy_rate_of(Device *d, size_t bytes, double seconds) {
         char *from = pool_take(&p, 2 * bytes);
         Repeated copy = {.run = run_copy, .work = 2.0 * (double)bytes, .n = (int64_t)bytes, .a = from};
         copy.b = from + bytes;
-        OP(d, OP_ZERO, zero, from, 2 * bytes); /* reading pages that were never written costs nothing */
+        OP(d, zero, from, 2 * bytes); /* reading pages that were never written costs nothing */
         rate = best_rate(d, &copy, seconds, &limit);
     }
     pool_free(&p);
@@ -547,7 +519,7 @@ void device_profile_print(Device *d, double seconds, Text *out) {
     for (int i = 0; i < OP_COUNT; i++) {
         const OpProfile *p = &d->profile[i];
         if (p->calls == 0) continue;
-        text_printf(out, "%-20s %9lld %9.3f %5.1f%%", op_name((OpId)i), (long long)p->calls, p->seconds,
+        text_printf(out, "%-20s %9lld %9.3f %5.1f%%", op_name(i), (long long)p->calls, p->seconds,
                     100 * p->seconds / whole);
         if (p->flops > 0) text_printf(out, " %10.1f", p->flops / p->seconds / 1e9);
         text_puts(out, "\n");

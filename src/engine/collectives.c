@@ -19,6 +19,8 @@
  * context parallelism. */
 #include "engine/execution.h"
 
+#include "device/ops/memory.h"
+
 /* A collective under way. */
 typedef struct Sending {
     Engine *e;
@@ -63,8 +65,7 @@ static char *at(const Sending *s, int64_t element) { return (char *)s->t.to + (s
 
 static ErrorCode gather(const Sending *s, Error *err) {
     if (s->t.from)
-        OP(s->e->device, OP_COPY, copy, at(s, first_of(s, s->rank, 0)), s->t.from,
-           (size_t)s->t.count * s->t.bytes);
+        OP(s->e->device, copy, at(s, first_of(s, s->rank, 0)), s->t.from, (size_t)s->t.count * s->t.bytes);
     for (int i = 0; i < messages(s); i++)
         TRY(comm_all_gather(s->e->comm, s->t.row->over, parts_of(s, i), s->t.bytes, s->t.to, &s->requests[i],
                             err));

@@ -15,6 +15,7 @@
  * parallelism, dropless; no capacity factor drops tokens. */
 #include <stdlib.h>
 
+#include "device/ops/memory.h"
 #include "engine/execution.h"
 
 /* Length of a rank's table of runs: for each exact chunk, where each expert's rows begin and where the last
@@ -109,8 +110,7 @@ static void exchange_runs(Execution *x, const DispatchTensors *t, bool forward) 
     if (forward) {
         Error err = {.message = ""};
         CommRequest request;
-        OP(e->device, OP_COPY, copy, (char *)t->all_runs + (size_t)e->plan->partition.expert * runs, t->runs,
-           runs);
+        OP(e->device, copy, (char *)t->all_runs + (size_t)e->plan->partition.expert * runs, t->runs, runs);
         execution_must(
             e,
             comm_all_gather(e->comm, MESH_EXPERTS, v->ranges, sizeof(int32_t), t->all_runs, &request, &err),
@@ -119,7 +119,7 @@ static void exchange_runs(Execution *x, const DispatchTensors *t, bool forward) 
     }
     device_fetch(e->device, v->runs, t->all_runs, ranks * runs);
     size_t own = (size_t)find_own_runs(e) * sizeof(int32_t);
-    OP(e->device, OP_UPLOAD, upload, t->own_runs, v->own_runs, own);
+    OP(e->device, upload, t->own_runs, v->own_runs, own);
 }
 
 /* ---- a dispatch chunk ---- */

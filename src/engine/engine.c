@@ -19,6 +19,8 @@
 
 #include "base/clock.h"
 #include "base/rng.h"
+#include "device/ops/memory.h"
+#include "device/ops/optimizer.h"
 #include "engine/execution.h"
 #include "program/owners.h"
 
@@ -233,7 +235,7 @@ static void initialise_of(Engine *e, double (*of)(double), uint64_t key, Segment
     float *values = mem_alloc_array((size_t)run.count, sizeof *values);
     for (int64_t i = 0; i < run.count; i++)
         values[i] = (float)of(rng_uniform(key, (uint64_t)(run.element + i)));
-    OP(e->device, OP_UPLOAD, upload, to, values, (size_t)run.count * sizeof *values);
+    OP(e->device, upload, to, values, (size_t)run.count * sizeof *values);
     free(values);
 }
 
@@ -249,10 +251,10 @@ static void initialise(Engine *e, const Param *p, InitKind kind, double std, uin
         if (r.of)
             initialise_of(e, r.of, rng_key(seed, p->name), run, to);
         else if (r.std > 0)
-            OP(e->device, OP_INIT_NORMAL, init_normal, run.count, rng_key(seed, p->name),
-               (uint64_t)run.element, 0.0, r.std, r.lo, r.hi, to);
+            OP(e->device, init_normal, .n = run.count, .key = rng_key(seed, p->name),
+               .first = (uint64_t)run.element, .std = r.std, .lo = r.lo, .hi = r.hi, .out = to);
         else
-            OP(e->device, OP_FILL, fill, run.count, (float)r.value, to);
+            OP(e->device, fill, run.count, (float)r.value, to);
     }
 }
 
@@ -276,7 +278,7 @@ void engine_refresh(Engine *e) {
         const Param *p = &e->model.table.params[i];
         ParamSegment segment = partition_segment(&e->plan->partition, p);
         if (!flat_of_vectors(p->flat) && segment.count)
-            OP(e->device, OP_CAST, cast, segment.count, e->state.master + segment.at, DTYPE_F32,
+            OP(e->device, cast, segment.count, e->state.master + segment.at, DTYPE_F32,
                parameters_copy(e, segment.at), DTYPE_BF16);
     }
 }
@@ -285,8 +287,8 @@ void engine_start_average(Engine *e) {
     const ParamGroups *g = &e->plan->groups;
     for (int i = 0; g->ema > 0 && i < e->model.table.count; i++) {
         ParamSegment segment = partition_segment(&e->plan->partition, &e->model.table.params[i]);
-        OP(e->device, OP_COPY, copy, engine_optimizer_state(e, i, param_states(g, i) - 1),
-           engine_master(e, segment), (size_t)segment.count * sizeof(float));
+        OP(e->device, copy, engine_optimizer_state(e, i, param_states(g, i) - 1), engine_master(e, segment),
+           (size_t)segment.count * sizeof(float));
     }
 }
 
@@ -386,7 +388,7 @@ static void load_mtp(Execution *x, int m, int k) {
         int64_t t = model_token(&e->model, e->model.cp.rank, i);
         targets[i] = goes_on(b, t, on) ? b->targets[t + on] : -1;
     }
-    OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.mtp_targets[k], targets,
+    OP(e->device, upload, (void *)(uintptr_t)x->pass.mtp_targets[k], targets,
        (size_t)tokens * sizeof *targets);
 }
 
@@ -401,7 +403,7 @@ static void load_next(Execution *x, int m) {
         int64_t t = model_token(&e->model, e->model.cp.rank, i);
         ids[i] = b->inputs[goes_on(b, t, 1) ? t + 1 : t];
     }
-    OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.next_ids, ids, (size_t)tokens * sizeof *ids);
+    OP(e->device, upload, (void *)(uintptr_t)x->pass.next_ids, ids, (size_t)tokens * sizeof *ids);
 }
 
 /* Uploads this rank's tokens. Targets come with the batch, so the next token may be on another rank.
@@ -417,11 +419,11 @@ static void load(Execution *x, int m) {
     const Microbatch *to = &x->pass.batch;
     for (int i = 0; i < model_cp_chunks(model); i++) {
         int64_t first = model_cp_chunk_first(model, model->cp.rank, i), at = i * each;
-        OP(d, OP_UPLOAD, upload, to->ids + at, b->inputs + first, bytes);
-        OP(d, OP_UPLOAD, upload, to->targets + at, b->targets + first, bytes);
-        OP(d, OP_UPLOAD, upload, to->positions + at, b->positions + first, bytes);
+        OP(d, upload, to->ids + at, b->inputs + first, bytes);
+        OP(d, upload, to->targets + at, b->targets + first, bytes);
+        OP(d, upload, to->positions + at, b->positions + first, bytes);
     }
-    OP(d, OP_UPLOAD, upload, to->first_key, b->first_key, (size_t)model_all_tokens(model) * sizeof(int32_t));
+    OP(d, upload, to->first_key, b->first_key, (size_t)model_all_tokens(model) * sizeof(int32_t));
     for (int k = 0; k < program_mtp_heads(x->program); k++) load_mtp(x, m, k);
     if (program_has_mtp_module(x->program)) load_next(x, m);
 }
@@ -499,7 +501,7 @@ static void poison(Execution *x, Action a) {
     if (!x->options->poison || x->poisoned || p->frozen || program_gradient_unit(x->program, a, p->flat) < 0)
         return;
     float *gradient = gradient_of(&x->pass.gradients, p);
-    OP(x->engine->device, OP_FILL, fill, 1, NAN, gradient + x->options->poison_index % (uint64_t)p->count);
+    OP(x->engine->device, fill, 1, NAN, gradient + x->options->poison_index % (uint64_t)p->count);
     x->poisoned = true;
 }
 

@@ -36,6 +36,9 @@
  * (Megatron). */
 #include "engine/execution.h"
 
+#include "device/ops/memory.h"
+#include "device/ops/optimizer.h"
+
 /* Memory that holds a flat's gradient: of the step (microbatch -1), or of a microbatch in its slot. */
 typedef struct Region {
     char *all, *own;        /* the whole flat, or only this rank's shard; that shard */
@@ -83,7 +86,7 @@ void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
     x->engine->gradients.units[unit].flats[flat] = (float *)(void *)to;
     if (!flat_of_vectors(flat)) x->pass.first = fresh;
     if (fresh && (flat_of_vectors(flat) || unit == 0))
-        OP(x->engine->device, OP_ZERO, zero, to, elements * sizeof(float));
+        OP(x->engine->device, zero, to, elements * sizeof(float));
 }
 
 /* Goes parameter by parameter, because the memory between and after them is never written and may hold
@@ -100,9 +103,10 @@ static void fix(Execution *x, int unit, Flat flat, int64_t *sum, bool set) {
         int rows = flat == FLAT_VECTORS ? partition_param_rows(partition, p) : 1;
         const float *first = g->units[unit].flats[flat] + gradient_offset(g, p);
         for (int r = 0; p->flat == flat && !p->remote && r < rows * partition_gradients(partition, flat); r++)
-            OP(x->engine->device, OP_FIXED_ADD, fixed_add, p->count,
-               first + (size_t)(r / rows) * exact_chunk + (size_t)(r % rows) * (size_t)p->count,
-               sum + p->offset, set && r == 0, x->limit, x->engine->statistics.refused + i);
+            OP(x->engine->device, fixed_add, .n = p->count,
+               .g = first + (size_t)(r / rows) * exact_chunk + (size_t)(r % rows) * (size_t)p->count,
+               .acc = sum + p->offset, .set = set && r == 0, .limit = x->limit,
+               .refused = x->engine->statistics.refused + i);
     }
 }
 
@@ -126,7 +130,7 @@ static void add_rows(Engine *e, int unit, float *to) {
         int count = partition_param_rows(&e->plan->partition, p);
         if (p->flat != FLAT_VECTORS) continue;
         for (int r = 0; r < count; r++) rows[r] = partials + gradient_offset(&e->gradients, p) + r * p->count;
-        OP(e->device, OP_SUM_PARTS, sum_parts, p->count, count, rows, to + p->offset);
+        OP(e->device, sum_parts, p->count, count, rows, to + p->offset);
     }
 }
 
@@ -162,8 +166,7 @@ static void add_dispatched(Execution *x, Region r) {
     const Partition *p = &x->engine->plan->partition;
     const float *ranges[SPLITS_MAX], *all = (const float *)(const void *)r.all;
     for (int i = 0; i < p->experts; i++) ranges[i] = all + i * r.shard->total;
-    OP(x->engine->device, OP_SUM_PARTS, sum_parts, r.shard->total, p->experts, ranges,
-       (float *)(void *)r.all);
+    OP(x->engine->device, sum_parts, r.shard->total, p->experts, ranges, (float *)(void *)r.all);
 }
 
 /* ---- reductions ---- */
@@ -226,11 +229,11 @@ static void add_shard(Execution *x, Region to, Region from, bool set) {
     const void *ranges[2] = {to.own, from.own};
     int first = set ? 1 : 0, count = set ? 1 : 2;
     if (x->program->exact)
-        OP(d, OP_SUM_PARTS, sum_parts_i64, to.shard->count, count,
-           (const int64_t *const *)(const void *)&ranges[first], (int64_t *)(void *)to.own);
+        OP(d, sum_parts_i64, to.shard->count, count, (const int64_t *const *)(const void *)&ranges[first],
+           (int64_t *)(void *)to.own);
     else
-        OP(d, OP_SUM_PARTS, sum_parts, to.shard->count, count,
-           (const float *const *)(const void *)&ranges[first], (float *)(void *)to.own);
+        OP(d, sum_parts, to.shard->count, count, (const float *const *)(const void *)&ranges[first],
+           (float *)(void *)to.own);
 }
 
 static void reduced(Execution *x, Action a, Flat flat) {
@@ -241,7 +244,7 @@ static void reduced(Execution *x, Action a, Flat flat) {
     if (a.microbatch >= 0)
         add_shard(x, sums, region_of(x, a.unit, flat, a.microbatch), start_sums(x, a.unit, flat));
     else if (x->program->exact)
-        OP(e->device, OP_FIXED_TO_FLOAT, fixed_to_float, sums.shard->count, (const int64_t *)(void *)sums.own,
+        OP(e->device, fixed_to_float, sums.shard->count, (const int64_t *)(void *)sums.own,
            e->step.owned[a.unit].flats[flat]);
 }
 
@@ -277,5 +280,5 @@ void gradients_tie(Execution *x) {
         exchange(e, partition_peer(p, i == 0 ? 0 : head), ranges[1 - i], (size_t)n * sizeof(float));
         ranges[i] = e->work.tie_buffer;
     }
-    OP(e->device, OP_SUM_PARTS, sum_parts, n, 2, ranges, embedding);
+    OP(e->device, sum_parts, n, 2, ranges, embedding);
 }

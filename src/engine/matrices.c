@@ -10,6 +10,7 @@
  * updates do. */
 #include <string.h>
 
+#include "device/ops/memory.h"
 #include "engine/execution.h"
 #include "program/owners.h"
 
@@ -107,8 +108,8 @@ static void apply_to_shard(Engine *e, int i, const float *from) {
 static int64_t move_part(Device *d, MatrixBlock part, int64_t cols, float *shard, float *x, bool back) {
     float *at = x + part.row * cols + part.col;
     size_t row = (size_t)cols * sizeof(float), own = (size_t)part.cols * sizeof(float);
-    OP(d, OP_COPY_ROWS, copy_rows, part.rows, own, back ? shard : at, back ? own : row, back ? at : shard,
-       back ? row : own);
+    OP(d, copy_rows, .rows = part.rows, .bytes = own, .to = back ? shard : at, .to_stride = back ? own : row,
+       .from = back ? at : shard, .from_stride = back ? row : own);
     return part.rows * part.cols;
 }
 

@@ -6,6 +6,8 @@
  * Elsewhere called: FSDP all-gather (unshard) and its prefetch; ZeRO-3. */
 #include "engine/execution.h"
 
+#include "device/ops/memory.h"
+
 uint16_t *parameters_copy(const Engine *e, size_t at) {
     return e->state.copy + (at - e->plan->partition.vectors);
 }
@@ -23,8 +25,7 @@ static void gather(Execution *x, int unit, Flat flat, char *all) {
     size_t width = dtype_bytes(type);
     char *mine = all + (size_t)s->first * width;
     if (s->count > 0)
-        OP(e->device, OP_CAST, cast, s->count, parameters_owned(e, flat, s->start), engine_held(e, flat),
-           mine, type);
+        OP(e->device, cast, s->count, parameters_owned(e, flat, s->start), engine_held(e, flat), mine, type);
     CommRequest *request = &e->traffic.gathers[unit][flat];
     execution_must(e, comm_all_gather(e->comm, s->axes, s->ranges, width, all, request, &err), &err);
 }

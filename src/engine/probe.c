@@ -13,6 +13,8 @@
  * activations and gradients do. bf16 tensors are first copied to fp32, which changes no number. */
 #include <math.h>
 
+#include "device/ops/memory.h"
+#include "device/ops/optimizer.h"
 #include "engine/execution.h"
 
 enum { OUTPUT, GRADIENT, PASS_SLOTS };
@@ -51,12 +53,13 @@ void probe_begin(Execution *x) {
     Engine *e = x->engine;
     if (!probing(x)) return;
     CHECK(e->statistics.probe.slots); /* the plan was made with probes */
-    OP(e->device, OP_ZERO, zero, e->statistics.probe.slots, e->plan->memory.probe.slots);
+    OP(e->device, zero, e->statistics.probe.slots, e->plan->memory.probe.slots);
 }
 
 /* norm_unit is 1 until the norm is taken; squares need no other. */
 static void take(Engine *e, int64_t count, const float *values, GradStats *slot) {
-    OP(e->device, OP_GRAD_STATS, grad_stats, count, values, 2, &e->statistics.scalars->norm_unit, slot);
+    OP(e->device, grad_stats, .n = count, .g = values, .p = 2, .unit = &e->statistics.scalars->norm_unit,
+       .out = slot);
 }
 
 /* Elements of a unit's output in a microbatch that are this rank's. */
@@ -70,7 +73,7 @@ static void take_states(const Execution *x, int kind, int unit, int microbatch, 
     int64_t count = own_states(e);
     const float *wide = states;
     if (e->model.compute == DTYPE_BF16) {
-        OP(e->device, OP_CAST, cast, count, states, DTYPE_BF16, e->statistics.probe.wide, DTYPE_F32);
+        OP(e->device, cast, count, states, DTYPE_BF16, e->statistics.probe.wide, DTYPE_F32);
         wide = e->statistics.probe.wide;
     }
     take(e, count, wide, pass_slot(e, kind, unit, microbatch));

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "base/exact.h"
-#include "device/device.h"
+#include "device/shapes.h"
 #include "model/config.h"
 #include "program/program.h"
 

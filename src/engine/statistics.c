@@ -14,6 +14,9 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "device/ops/loss.h"
+#include "device/ops/memory.h"
+#include "device/ops/optimizer.h"
 #include "engine/execution.h"
 
 static size_t figures_bytes(const Engine *e) {
@@ -72,8 +75,8 @@ void statistics_begin(Execution *x) {
         scalars.inverse_token_count = (float)(1.0 / (double)x->result->valid);
         scalars.mtp_inverse_token_count = (float)(e->plan->spec.mtp_loss_weight / (double)x->result->valid);
     }
-    OP(e->device, OP_UPLOAD, upload, s->scalars, &scalars, sizeof scalars);
-    OP(e->device, OP_ZERO, zero, s->figures, figures_bytes(e));
+    OP(e->device, upload, s->scalars, &scalars, sizeof scalars);
+    OP(e->device, zero, s->figures, figures_bytes(e));
     x->pass.inverse_token_count = &s->scalars->inverse_token_count;
     x->pass.mtp_inverse_token_count = &s->scalars->mtp_inverse_token_count;
     if (!x->training) return;
@@ -94,19 +97,18 @@ static void add_by_source(Execution *x, int microbatch) {
         int64_t at = model_token(m, m->cp.rank, i), cp_chunk = model_cp_chunk(m),
                 left = cp_chunk - i % cp_chunk;
         count = row - at % row < left ? row - at % row : left;
-        OP(e->device, OP_LOSS_SUM, loss_sum, count, x->pass.losses + i, &sums[of[at / row]]);
+        OP(e->device, loss_sum, count, x->pass.losses + i, &sums[of[at / row]]);
     }
 }
 
 void statistics_add_losses(Execution *x, int microbatch) {
     Engine *e = x->engine;
     StepStatistics *s = e->statistics.figures;
-    OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.losses, &s->losses);
+    OP(e->device, loss_sum, e->model.tokens, x->pass.losses, &s->losses);
     if (x->training && x->options->sources) add_by_source(x, microbatch);
-    if (x->pass.z_losses)
-        OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.z_losses, &s->z_losses);
+    if (x->pass.z_losses) OP(e->device, loss_sum, e->model.tokens, x->pass.z_losses, &s->z_losses);
     for (int k = 0; k < program_mtp_heads(x->program); k++)
-        OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.mtp_losses[k], &s->mtp[k]);
+        OP(e->device, loss_sum, e->model.tokens, x->pass.mtp_losses[k], &s->mtp[k]);
 }
 
 /* A wait of a timed step also measures how far the device is behind the host. */
@@ -139,8 +141,8 @@ static void make_figures(Engine *e, double p) {
         int64_t count = counted(e, param);
         if (count == 0) continue;
         const float *gradient = engine_gradient(e, param, partition_segment(&e->plan->partition, param));
-        OP(e->device, OP_GRAD_STATS, grad_stats, count, gradient, p, &s->scalars->norm_unit,
-           &s->figures->gradients[i]);
+        OP(e->device, grad_stats, .n = count, .g = gradient, .p = p, .unit = &s->scalars->norm_unit,
+           .out = &s->figures->gradients[i]);
     }
     fetch(e, figures_bytes(e));
 }
@@ -180,8 +182,8 @@ void statistics_add_first(Execution *x, int unit, Flat flat, const float *gradie
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
         const Param *p = &t->params[i];
         if (p->flat != flat || p->frozen || is_tied(e, p) || !partition_counts(partition, p)) continue;
-        OP(e->device, OP_GRAD_STATS, grad_stats, p->count, gradients + p->offset, 2.0,
-           &e->statistics.scalars->norm_unit, &e->statistics.first[i]);
+        OP(e->device, grad_stats, .n = p->count, .g = gradients + p->offset, .p = 2.0,
+           .unit = &e->statistics.scalars->norm_unit, .out = &e->statistics.first[i]);
     }
 }
 
@@ -251,7 +253,7 @@ static void find_unit(Engine *e, double p) {
     add_figures(e, &r);
     execution_combine(e, &r.max, sizeof r.max, take_larger);
     double unit = record_unit(r.max, p);
-    OP(e->device, OP_UPLOAD, upload, &e->statistics.scalars->norm_unit, &unit, sizeof unit);
+    OP(e->device, upload, &e->statistics.scalars->norm_unit, &unit, sizeof unit);
 }
 
 void statistics_read(Engine *e, double p, bool whole, StepRecord *r) {
@@ -271,6 +273,6 @@ void statistics_set_optimizer(Engine *e, const UpdateStep *step) {
     const ParamGroups *g = &e->plan->groups;
     for (int i = 0; i < g->count; i++) {
         OptimizerStep of_step = optimizer_step(&g->items[i].settings, step);
-        OP(e->device, OP_UPLOAD, upload, &e->statistics.scalars->optimizer[i], &of_step, sizeof of_step);
+        OP(e->device, upload, &e->statistics.scalars->optimizer[i], &of_step, sizeof of_step);
     }
 }

@@ -16,6 +16,10 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "device/ops/experts.h"
+#include "device/ops/linear.h"
+#include "device/ops/memory.h"
+#include "device/ops/optimizer.h"
 #include "engine/execution.h"
 #include "program/owners.h"
 
@@ -117,8 +121,7 @@ void update_average(Engine *e, int i, ParamSegment segment, int64_t at, int64_t 
     const ParamGroups *g = &e->plan->groups;
     if (g->ema <= 0) return;
     float *mean = engine_optimizer_state(e, i, param_states(g, i) - 1);
-    OP(e->device, OP_AVERAGE, average, count, update_step(e, i), e->state.master + segment.at + at,
-       mean + at);
+    OP(e->device, average, count, update_step(e, i), e->state.master + segment.at + at, mean + at);
 }
 
 static void descend_run(Engine *e, int i, ParamSegment segment, int64_t at, SegmentRun elements) {
@@ -151,8 +154,8 @@ static void move_run(Engine *e, int i, ParamSegment segment, int64_t at, Segment
     for (int64_t k = 0; k < p->count; k++) all += counts[k];
     for (int64_t k = 0; k < elements.count; k++)
         moves[k] = move_of(p, speed, counts[elements.element + k] * p->count, all);
-    OP(e->device, OP_UPLOAD, upload, by, moves, (size_t)elements.count * sizeof *moves);
-    OP(e->device, OP_ADD, add, elements.count, bias, by, bias, DTYPE_F32);
+    OP(e->device, upload, by, moves, (size_t)elements.count * sizeof *moves);
+    OP(e->device, add, elements.count, bias, by, bias, DTYPE_F32);
     update_average(e, i, segment, at, elements.count);
 }
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "device/counting.h"
+#include "device/ops/ops.h"
 #include "program/owners.h"
 
 typedef struct Counter {
@@ -172,7 +173,7 @@ static void end_gradients(Counter *c, Action a) {
     for (int i = 0; c->p->program.exact && i < PASS_GRADIENTS; i++) {
         if (!program_gradient(&c->p->program, a, i, &g)) continue;
         size_t n = partition_flat_elements(op, g.unit, g.flat) * (size_t)partition_gradients(op, g.flat);
-        OP(d, OP_FIXED_ADD, fixed_add, (int64_t)n, somewhere(), somewhere(), false, 1, NULL);
+        OP(d, fixed_add, .n = (int64_t)n, .g = somewhere(), .acc = somewhere(), .limit = 1);
     }
 }
 
@@ -222,9 +223,9 @@ static void update_parameter(Counter *c, int i) {
                      .store.type = (Dtype)group->settings.states,
                      .of = param,
                      .scratch = somewhere()};
-    OP(d, OP_GRAD_STATS, grad_stats, n, all.grad, 2, somewhere(), somewhere());
+    OP(d, grad_stats, .n = n, .g = all.grad, .p = 2, .unit = somewhere(), .out = somewhere());
     group->optimizer->update(d, &group->settings, somewhere(), &all);
-    if (groups->ema > 0) OP(d, OP_AVERAGE, average, n, somewhere(), all.param, somewhere());
+    if (groups->ema > 0) OP(d, average, n, somewhere(), all.param, somewhere());
 }
 
 /* The result of a reduction is added to the sums, or converted to fp32. */
@@ -234,11 +235,11 @@ static void end_reduction(Counter *c, Action a) {
         int64_t n = c->p->partition.flat_shard[a.unit][f].count;
         if (n == 0) continue;
         if (a.microbatch < 0 && c->p->program.exact)
-            OP(d, OP_FIXED_TO_FLOAT, fixed_to_float, n, somewhere(), somewhere());
+            OP(d, fixed_to_float, n, somewhere(), somewhere());
         else if (a.microbatch >= 0 && c->p->program.exact)
-            OP(d, OP_SUM_PARTS, sum_parts_i64, n, 2, NULL, somewhere());
+            OP(d, sum_parts_i64, n, 2, NULL, somewhere());
         else if (a.microbatch >= 0)
-            OP(d, OP_SUM_PARTS, sum_parts, n, 2, NULL, somewhere());
+            OP(d, sum_parts, n, 2, NULL, somewhere());
     }
 }
 
@@ -250,7 +251,7 @@ static void run_rest(Counter *c) {
     for (int i = 0; i < p->count; i++) {
         if (p->actions[i].kind == ACT_REDUCED) end_reduction(c, p->actions[i]);
         if (p->actions[i].kind == ACT_TIE)
-            OP(d, OP_SUM_PARTS, sum_parts, op->flat_shard[0][FLAT_MATRICES].count, 2, NULL, somewhere());
+            OP(d, sum_parts, op->flat_shard[0][FLAT_MATRICES].count, 2, NULL, somewhere());
     }
     for (int i = 0; i < c->p->model.table.count; i++) update_parameter(c, i);
 }

@@ -9,6 +9,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "device/ops/experts.h"
+#include "device/ops/recurrence.h"
 #include "model/families/family.h"
 
 /* With this bound, weights, gradients and two moments in fp32 stay below 2^63 bytes. */

@@ -22,6 +22,7 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "device/ops/memory.h"
 #include "model/rotation.h"
 
 /* Bytes of one block's cache: KV cache of `positions` tokens, and the recurrent states of its layers. */
@@ -127,8 +128,8 @@ static void upload(Decoder *g, const int32_t *ids, int64_t count) {
     size_t bytes = (size_t)count * sizeof(int32_t);
     int32_t *positions = mem_alloc(bytes);
     for (int64_t i = 0; i < count; i++) positions[i] = (int32_t)(g->cache.start + i);
-    OP(g->device, OP_UPLOAD, upload, g->batch.ids, ids, bytes);
-    OP(g->device, OP_UPLOAD, upload, g->batch.positions, positions, bytes);
+    OP(g->device, upload, g->batch.ids, ids, bytes);
+    OP(g->device, upload, g->batch.positions, positions, bytes);
     free(positions);
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "base/tree.h"
+#include "device/ops/memory.h"
 #include "model/families/family.h"
 #include "model/rotation.h"
 #include "model/unit.h"
@@ -214,7 +215,7 @@ static void compute_table(const Model *m, int rotation, Device *d) {
         int64_t count = m->positions - first < ROWS ? m->positions - first : ROWS;
         for (int64_t i = 0; i < count; i++)
             rotation_angles(&m->config, rotation, context, first + i, rows + i * width);
-        OP(d, OP_UPLOAD, upload,
+        OP(d, upload,
            m->cos_sin + (size_t)rotation * table_elements(&m->config, m->positions) + first * width, rows,
            (size_t)(count * width) * sizeof *rows);
     }
@@ -224,7 +225,7 @@ static void compute_table(const Model *m, int rotation, Device *d) {
 static void compute_factors(const Model *m, Device *d) {
     float *factors = mem_alloc_array((size_t)m->positions, sizeof *factors);
     for (int64_t p = 0; p < m->positions; p++) factors[p] = rotation_query_factor(&m->config, p);
-    OP(d, OP_UPLOAD, upload, query_factors(m), factors, (size_t)m->positions * sizeof *factors);
+    OP(d, upload, query_factors(m), factors, (size_t)m->positions * sizeof *factors);
     free(factors);
 }
 

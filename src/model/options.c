@@ -2,6 +2,8 @@
 #include "model/options.h"
 
 #include "base/option_rows.h"
+#include "device/ops/experts.h"
+#include "device/ops/recurrence.h"
 #include "model/families/family.h"
 
 #define TARGET ModelOptions

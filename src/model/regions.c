@@ -19,6 +19,7 @@
  *
  * Elsewhere called: activation checkpointing (recompute policy), save_for_backward. */
 #include "model/families/family.h"
+#include "device/ops/recurrence.h"
 #include "model/internal.h"
 
 typedef enum Region { REGION_SLAB, REGION_KEEP, REGION_SCRATCH, REGIONS } Region;

@@ -15,6 +15,8 @@
  * steps to run and may stop between any two. So nothing is carried from step to step except in the
  * tensors. */
 #include "model/families/family.h"
+#include "device/ops/linear.h"
+#include "device/ops/memory.h"
 #include "model/internal.h"
 
 typedef struct Run {
@@ -49,7 +51,7 @@ static int64_t state_elements(const Run *r) {
 /* out = a + b: states [own, h]. */
 static void add_states(const Run *r, const void *a, const void *b, void *out) {
     const Pass *p = r->u->pass;
-    OP(p->device, OP_ADD, add, state_elements(r), a, b, out, p->model->compute);
+    OP(p->device, add, state_elements(r), a, b, out, p->model->compute);
 }
 
 static bool is_shared(const Run *r) { return r->u->pass->model->tp.size > 1; }
@@ -176,7 +178,7 @@ static void keep_gradient(const Run *r, int index) {
     const Model *m = p->model;
     const Sublayer *s = &r->sublayers[index];
     if (sublayer_alone(s) || s->out) return;
-    OP(p->device, OP_CAST, cast, state_elements(r), r->dstream, m->compute, r->tensors.sublayers[index].dy,
+    OP(p->device, cast, state_elements(r), r->dstream, m->compute, r->tensors.sublayers[index].dy,
        m->compute);
 }
 
@@ -324,7 +326,7 @@ static void take_sum(const Run *r, const Exchange *x, LayerPass *w, void *to) {
     if (x->row->to == UNIT_Y && product)
         product_summed(w, product, sum, to);
     else
-        OP(p->device, OP_CAST, cast, own, sum, DTYPE_F32, to, p->model->compute);
+        OP(p->device, cast, own, sum, DTYPE_F32, to, p->model->compute);
     if (x->row->to == UNIT_Y && x->row->adapted) product_adapters_summed(w, x->row->adapted, to);
     if (x->row->to == UNIT_DX) product_input_summed(w, adapted_by(x->row, x->step), to);
     w->dx = to;

@@ -28,7 +28,7 @@
 #include "model/weights.h"
 
 /* This rank in its TP group (program/axes.h).
- *   splits   Number of split-K splits (device.h) into which all ranks of the group together cut a sum over a
+ *   splits   Number of split-K splits (KSplit) into which all ranks of the group together cut a sum over a
  *            TP-sharded dimension; a multiple of size. It does not change with size, so the bits do not
  *            either. 1: bits need not be independent of the TP degree, and sums take the fastest order.
  *   copies   Number of neighbouring ranks that hold the same KV heads, where there are fewer KV heads than

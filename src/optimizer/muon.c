@@ -19,6 +19,9 @@
  * Elsewhere called: Newton-Schulz, distributed Muon (program/owners.h). */
 #include <math.h>
 
+#include "device/ops/linear.h"
+#include "device/ops/memory.h"
+#include "device/ops/optimizer.h"
 #include "device/pool.h"
 #include "optimizer/optimizer.h"
 
@@ -90,7 +93,8 @@ static double flops(const ParamMatrix *m) {
 
 static void product(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const float *a,
                     const float *b, float *c) {
-    OP(d, OP_GEMM, gemm, trans_a, trans_b, m, n, k, a, b, DTYPE_F32, c, DTYPE_F32, n, false, NO_SPLIT);
+    OP(d, gemm, .trans_a = trans_a, .trans_b = trans_b, .m = m, .n = n, .k = k, .a = a, .b = b,
+       .ab_type = DTYPE_F32, .c = c, .c_type = DTYPE_F32, .ldc = n);
 }
 
 /* Runs one iteration on x; x and next swap. */
@@ -99,7 +103,7 @@ static void iterate(Device *d, const ParamMatrix *m, Quintic q, Workspace *r) {
     bool wide = rows <= cols;
     product(d, !wide, wide, least, least, wide ? cols : rows, r->x, r->x, r->gram);
     product(d, false, false, least, least, least, r->gram, r->gram, r->square);
-    OP(d, OP_NEWTON_SCHULZ, newton_schulz, least, q.a, q.b, q.c, r->gram, r->square);
+    OP(d, newton_schulz, .m = least, .a = q.a, .b = q.b, .c = q.c, .gram = r->gram, .square = r->square);
     product(d, false, false, rows, cols, least, wide ? r->square : r->x, wide ? r->x : r->square, r->next);
     float *made = r->next;
     r->next = r->x, r->x = made;
@@ -125,18 +129,18 @@ static void momentum_of(Device *d, const OptimizerSettings *s, const OptimizerSt
     StateStore store = r->store;
     size_t before = (size_t)m->first * dtype_bytes(store.type);
     store.first = number;
-    OP(d, OP_MUON_MOMENTUM, muon_momentum, shape_of(m), o, store, step, r->grad + m->first,
-       (char *)r->state[0] + before, x);
+    OP(d, muon_momentum, .shape = shape_of(m), .constants = o, .s = store, .step = step,
+       .grad = r->grad + m->first, .momentum = (char *)r->state[0] + before, .x = x);
 }
 
 static float *momentum_buffer(char *scratch, const ParamMatrix *m) { return workspace_in(scratch, m).x; }
 
 static float *orthogonalise(Device *d, const OptimizerSettings *s, const ParamMatrix *m, char *scratch) {
     Workspace workspace = workspace_in(scratch, m);
-    OP(d, OP_ZERO, zero, workspace.figure, sizeof *workspace.figure);
-    OP(d, OP_GRAD_STATS, grad_stats, m->rows * m->cols, workspace.x, 2.0, &workspace.figure->unit,
-       &workspace.figure->squares);
-    OP(d, OP_MUON_NORMALISE, muon_normalise, m->rows * m->cols, &workspace.figure->squares,
+    OP(d, zero, workspace.figure, sizeof *workspace.figure);
+    OP(d, grad_stats, .n = m->rows * m->cols, .g = workspace.x, .p = 2.0, .unit = &workspace.figure->unit,
+       .out = &workspace.figure->squares);
+    OP(d, muon_normalise, m->rows * m->cols, &workspace.figure->squares,
        iterations[s->muon_coefficients].slack, workspace.x);
     for (int i = 0; i < ITERATIONS; i++) iterate(d, m, iterations[s->muon_coefficients].step[i], &workspace);
     return workspace.x;
@@ -148,8 +152,8 @@ static void apply(Device *d, const OptimizerSettings *s, const OptimizerStep *st
            inputs = (double)(r->of->transposed ? whole->rows : whole->cols);
     Muon o = {.weight_decay = (float)r->weight_decay,
               .scale = (float)scale_of(s->muon_scale, outputs, inputs)};
-    OP(d, OP_MUON_APPLY, muon_apply, shape_of(m), o, step, x, r->param + m->first,
-       r->copy ? r->copy + m->first : NULL);
+    OP(d, muon_apply, .shape = shape_of(m), .constants = o, .step = step, .x = x,
+       .param = r->param + m->first, .copy = r->copy ? r->copy + m->first : NULL);
 }
 
 const MatrixUpdate muon_matrices = {scratch_bytes, flops, momentum_of, momentum_buffer, orthogonalise, apply};

@@ -5,11 +5,14 @@
  * rate, corrections, clip coefficient) are uploaded once, as tensor memory (OptimizerStep); constants are
  * passed with each call.
  *
- * To add an optimizer: an op with its reference (device.h), an entry here, its name in optimizer.kind. Memory
- * plan, checkpoints, replica checks, inspection and the groups' messages read the entry. */
+ * To add an optimizer: an op with its reference (device/ops/optimizer.h), an entry here, its name in
+ * optimizer.kind. Memory plan, checkpoints, replica checks, inspection and the groups' messages read the
+ * entry. */
 #include "optimizer/optimizer.h"
 
 #include <math.h>
+
+#include "device/ops/optimizer.h"
 
 static int adamw_states(const OptimizerSettings *s) {
     (void)s;
@@ -23,7 +26,8 @@ static void adamw_update(Device *d, const OptimizerSettings *s, const OptimizerS
                .beta2 = (float)s->beta2,
                .eps = (float)s->eps,
                .weight_decay = (float)r->weight_decay};
-    OP(d, OP_ADAMW, adamw, r->count, a, r->store, step, r->param, r->grad, r->state[0], r->state[1], r->copy);
+    OP(d, adamw, .n = r->count, .constants = a, .s = r->store, .step = step, .param = r->param,
+       .grad = r->grad, .m = r->state[0], .v = r->state[1], .copy = r->copy);
 }
 
 /* Without momentum there is no state, and no memory is planned. */
@@ -31,7 +35,8 @@ static int sgd_states(const OptimizerSettings *s) { return s->momentum > 0; }
 
 static void sgd_update(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r) {
     Sgd o = {.momentum = (float)s->momentum, .weight_decay = (float)r->weight_decay, .nesterov = s->nesterov};
-    OP(d, OP_SGD, sgd, r->count, o, r->store, step, r->param, r->grad, r->state[0], r->copy);
+    OP(d, sgd, .n = r->count, .constants = o, .s = r->store, .step = step, .param = r->param, .grad = r->grad,
+       .momentum = r->state[0], .copy = r->copy);
 }
 
 static int muon_states(const OptimizerSettings *s) {
@@ -39,7 +44,7 @@ static int muon_states(const OptimizerSettings *s) {
     return 1;
 }
 
-/* FLOPs of the formulas in device.h, counting a root or a quotient as one. */
+/* FLOPs of the formulas in device/ops/optimizer.h, counting a root or a quotient as one. */
 static const Optimizer optimizers[OPTIMIZER_KINDS] = {
     [OPTIMIZER_ADAMW] = {.name = "adamw",
                          .keeps = "moments",

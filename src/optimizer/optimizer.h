@@ -4,7 +4,7 @@
 #ifndef WEFT_OPTIMIZER_OPTIMIZER_H
 #define WEFT_OPTIMIZER_OPTIMIZER_H
 
-#include "device/device.h"
+#include "device/shapes.h"
 #include "model/params.h"
 #include "optimizer/options.h"
 

@@ -9,7 +9,7 @@
 #ifndef WEFT_PLAN_MEMORY_H
 #define WEFT_PLAN_MEMORY_H
 
-#include "device/device.h"
+#include "device/shapes.h"
 #include "model/unit.h"
 #include "optimizer/groups.h"
 #include "program/program.h"

@@ -287,7 +287,8 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                                                     .keys = cp.keys,
                                                     .inference = spec->inference});
     DeviceNeeds needs = model_device_needs(&p->model);
-    DeviceTraits traits = {d->ops.scratch_bytes(d, &needs), d->granularity, d->pinned, d->separate_memory};
+    DeviceTraits traits = {d->runtime.scratch_bytes(d, &needs), d->granularity, d->pinned,
+                           d->separate_memory};
     program_lower_evaluation(&p->evaluation, &(ProgramSpec){.model = &p->model.config,
                                                             .partition = &p->partition,
                                                             .has_collective = p->spec.has_collective,

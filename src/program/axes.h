@@ -32,7 +32,7 @@
  * Tensor parallelism (Shoeybi et al. 2019) splits a dimension of a matrix in whole grains: heads for
  * queries, keys and values, else single elements. Where a family stores several matrices as one, each of
  * them is split by itself. A vocabulary, and learned positions, may be split into unequal parts of whole
- * splits (device.h). A model that does not fit is refused, with the name of the dimension.
+ * splits (KSplit). A model that does not fit is refused, with the name of the dimension.
  *
  * With fewer key and value heads than ranks, several neighbouring ranks hold each head, and each of these
  * has some of the queries that attend to it: these ranks are the axis kv (comm/mesh.h). They sum the

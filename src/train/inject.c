@@ -27,6 +27,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "base/text.h"
+#include "device/ops/memory.h"
 
 /* The list is searched once per step; no soak test has this many steps. */
 enum { MOST_FAULTS = 10000 };
@@ -338,7 +339,7 @@ static void flip_bit(Engine *e, float *weight, unsigned bit) {
     uint32_t bits;
     device_fetch(engine_device(e), &bits, weight, sizeof bits);
     bits ^= UINT32_C(1) << bit;
-    OP(engine_device(e), OP_UPLOAD, upload, weight, &bits, sizeof bits);
+    OP(engine_device(e), upload, weight, &bits, sizeof bits);
     engine_refresh(e);
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/text.h"
 #include "checkpoint/adapter.h"
+#include "device/ops/memory.h"
 
 /* Waits for the device, so that what is fetched has been computed. */
 static ErrorCode fetch(void *ctx, int segment, size_t offset, size_t bytes, void *host, Error *err) {
@@ -26,7 +27,7 @@ static ErrorCode fetch(void *ctx, int segment, size_t offset, size_t bytes, void
 static ErrorCode store(void *ctx, int segment, size_t offset, size_t bytes, const void *host, Error *err) {
     Tensors *t = ctx;
     (void)err;
-    OP(engine_device(t->engine), OP_UPLOAD, upload, (char *)t->memory[segment] + offset, host, bytes);
+    OP(engine_device(t->engine), upload, (char *)t->memory[segment] + offset, host, bytes);
     return OK;
 }
 

@@ -20,6 +20,7 @@
 #include "base/text.h"
 #include "comm/comm.h"
 #include "comm/launch.h"
+#include "device/ops/memory.h"
 #include "support/ranks.h"
 
 /* Per rank, which may be a thread. */
@@ -47,9 +48,7 @@ static void begin_pool(size_t bytes) {
     pool_take(&pool, bytes);
     EXPECT_OK(pool_commit(&pool, &device, &err));
 }
-static void upload(void *to, const void *from, size_t bytes) {
-    OP(&device, OP_UPLOAD, upload, to, from, bytes);
-}
+static void upload(void *to, const void *from, size_t bytes) { OP(&device, upload, to, from, bytes); }
 static void download(void *to, const void *from, size_t bytes) { device_fetch(&device, to, from, bytes); }
 
 /* Delays ranks by random times, so that nothing depends on which comes first. */

@@ -89,7 +89,7 @@ mutant "experts chosen by sigmoids that are all 1" experts.cu 's/bool first = s\
 mutant "a row spread by the weight of another choice" experts.cu 's/r\.row\[at\.row\] \* hidden/at.row * hidden/' $(op test_experts_rows)
 mutant "ups left out of the gradient of a weight" experts.cu 's/first < row \+ runs \* n; first \+= n/first < row + n; first += n/' $(op test_experts_rows)
 mutant "chunks from the first token of a sequence on" attention.cu 's/\(t - first_key\[t\]\) % chunk/t % chunk/' $(op test_attention)
-mutant "gradients that know of no chunks" attention.cu '/first_key = firsts_of\(d, OP_ATTENTION_BACKWARD/d' $(op test_attention)
+mutant "gradients that know of no chunks" attention.cu 's/firsts_of\(d, OP_ATTENTION_BACKWARD, .*;/o->first_key;/' $(op test_attention)
 mutant "a cache that is seen whole" attention.cuh@attention.cu 's/s\.chunk > 0 \? position - position % s\.chunk : //' $(op test_decode)
 mutant "splits of a weight that are all the first" experts.cu 's/row \+ l \* split_size; first/row; first/' $(op test_experts_rows)
 mutant "neighbours that are turned by another pair's angle" elements.cu 's/int64_t pair = \(at\.column \+ i\) \/ 2;/int64_t pair = at.column \/ 2;/' $(op test_rope)

@@ -31,7 +31,7 @@ for check in embed bias elements norm conv scan mamba gated_norm qk_norm rope qu
 done
 runs races.so test_loss test_slices || fail "records of losses: $(said)"
 # The tensors of these tests are in memory that a GPU can access, so that the tests can run on one. A tensor elsewhere must be found.
-build "a tensor of the host's" elements.cu 's/\(T \*\)y, bias\)/(T *)y, (const float *)__builtin_calloc((size_t)n, 4))/' -fsanitize=thread -g1 &&
+build "a tensor of the host's" elements.cu 's/\(T \*\)o->y, o->bias\)/(T *)o->y, (const float *)__builtin_calloc((size_t)o->n, 4))/' -fsanitize=thread -g1 &&
     { ! runs mutant.so test_bias && grep -q 'which a GPU does not reach' log || fail "a tensor of the host's is not seen: $(tail -5 log)"; }
 race "a barrier less in sums over tokens" columns.cuh@norms.cu '/void fold_rows/{n;d}' test_bias
 race "a barrier less behind a tile" attention.cu '/weight, v \+ j \* pitch/{n;n;d}' test_attention

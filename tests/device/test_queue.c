@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "device/ops/ops.h"
 #include "device/pool.h"
 
 enum { N = 8, SEEDS = 20, OPS = 600 /* more than are timed at once at first */ };
@@ -54,7 +55,7 @@ static void close_bench(Bench *t) {
     device_close(&t->d);
 }
 
-static void fill(Bench *t, float *tensor, float value) { OP(&t->d, OP_FILL, fill, N, value, tensor); }
+static void fill(Bench *t, float *tensor, float value) { OP(&t->d, fill, N, value, tensor); }
 
 static float first_of(Bench *t, const float *tensor) {
     float host[N];
@@ -75,8 +76,8 @@ static void test_order(void **state) {
         open_bench(&t, seed);
         for (int i = 0; i < 10; i++) {
             fill(&t, t.a, (float)i);
-            OP(&t.d, OP_ADD, add, N, t.a, t.a, t.b, DTYPE_F32);
-            OP(&t.d, OP_ADD, add, N, t.a, t.b, t.sum, DTYPE_F32);
+            OP(&t.d, add, N, t.a, t.a, t.b, DTYPE_F32);
+            OP(&t.d, add, N, t.a, t.b, t.sum, DTYPE_F32);
         }
         assert_true(is(first_of(&t, t.sum), 27));
         close_bench(&t);
@@ -91,11 +92,11 @@ static void test_arguments(void **state) {
         float host[N] = {3};
         open_bench(&t, seed);
         const float *parts[2] = {t.a, t.b};
-        OP(&t.d, OP_UPLOAD, upload, t.a, host, sizeof host);
+        OP(&t.d, upload, t.a, host, sizeof host);
         host[0] = 4;
-        OP(&t.d, OP_UPLOAD, upload, t.b, host, sizeof host);
+        OP(&t.d, upload, t.b, host, sizeof host);
         host[0] = 5;
-        OP(&t.d, OP_SUM_PARTS, sum_parts, N, 2, parts, t.sum);
+        OP(&t.d, sum_parts, N, 2, parts, t.sum);
         parts[1] = t.a;
         assert_true(is(first_of(&t, t.sum), 7));
         close_bench(&t);
@@ -117,7 +118,7 @@ static void test_long_upload(void **state) {
         if (pool_commit(&pool, &d, &err) != OK) fail_msg("%s", err.message);
         int32_t *tensor = pool_take(&pool, LONG * sizeof *host);
         for (int i = 0; i < LONG; i++) host[i] = i;
-        OP(&d, OP_UPLOAD, upload, tensor, host, LONG * sizeof *host);
+        OP(&d, upload, tensor, host, LONG * sizeof *host);
         memset(host, 0, LONG * sizeof *host);
         device_fetch(&d, back, tensor, LONG * sizeof *back);
         for (int i = 0; i < LONG; i++) assert_int_equal(back[i], i);
@@ -137,7 +138,7 @@ static void test_download(void **state) {
         float *host = t.d.runtime.host_take(&t.d, N * sizeof *host);
         assert_non_null(host);
         fill(&t, t.a, 2);
-        OP(&t.d, OP_DOWNLOAD, download, host, t.a, N * sizeof *host);
+        OP(&t.d, download, host, t.a, N * sizeof *host);
         if (shows_mistakes()) assert_true(seed ? isnan(host[0]) : is(host[0], 2));
         device_finish(&t.d, device_mark(&t.d, ON_COMPUTE), WAIT_RESULT);
         assert_true(is(host[0], 2) && is(host[N - 1], 2));
@@ -163,8 +164,8 @@ static void test_waits(void **state) {
 
 static void cube(Bench *t) {
     const double one = 1;
-    OP(&t->d, OP_UPLOAD, upload, t->b, &one, sizeof one);
-    OP(&t->d, OP_GRAD_STATS, grad_stats, N, t->a, 3, (const double *)(const void *)t->b, t->stats);
+    OP(&t->d, upload, t->b, &one, sizeof one);
+    OP(&t->d, grad_stats, N, t->a, 3, (const double *)(const void *)t->b, t->stats);
 }
 
 /* Times of ops are available after a wait, and nothing waits for them. One of the ops waits itself, so times
@@ -179,10 +180,10 @@ static void test_times(void **state) {
         float *host = t.d.runtime.host_take(&t.d, N * sizeof *host);
         t.d.profiling = true;
         fill(&t, t.a, 2);
-        OP(&t.d, OP_ADD, add, N, t.a, t.a, t.sum, DTYPE_F32);
-        OP(&t.d, OP_DOWNLOAD, download, host, t.sum, N * sizeof *host);
+        OP(&t.d, add, N, t.a, t.a, t.sum, DTYPE_F32);
+        OP(&t.d, download, host, t.sum, N * sizeof *host);
         if (later && shows_mistakes()) assert_true(isnan(host[0]) && is((float)add->seconds, 0));
-        for (int i = 1; i < OPS; i++) OP(&t.d, OP_ADD, add, N, t.a, t.a, t.sum, DTYPE_F32);
+        for (int i = 1; i < OPS; i++) OP(&t.d, add, N, t.a, t.a, t.sum, DTYPE_F32);
         cube(&t);
         device_finish(&t.d, device_mark(&t.d, ON_COMPUTE), WAIT_RESULT);
         assert_true(is(host[0], 4));
@@ -192,7 +193,7 @@ static void test_times(void **state) {
         if (later && shows_mistakes()) assert_true(fabs(add->seconds - OPS * 1e-6) < 1e-9);
         if (later) assert_true(add->seconds > 0 && t.d.profile[OP_GRAD_STATS].seconds > 0);
         device_on(ON_COPY);
-        OP(&t.d, OP_COPY, copy, t.b, t.a, N * sizeof(float));
+        OP(&t.d, copy, t.b, t.a, N * sizeof(float));
         device_on(ON_COMPUTE);
         Text table = {0};
         device_profile_print(&t.d, 0, &table); /* waits for the copy */
@@ -251,7 +252,7 @@ static float copied(uint64_t seed, bool event) {
     DeviceStream before = device_on(ON_COPY);
     assert_int_equal(before, ON_COMPUTE);
     assert_int_equal(device_stream(), ON_COPY);
-    OP(&t.d, OP_COPY, copy, t.b, t.a, N * sizeof(float));
+    OP(&t.d, copy, t.b, t.a, N * sizeof(float));
     float found = first_of(&t, t.b);
     device_on(before);
     close_bench(&t);
@@ -282,9 +283,9 @@ static void test_event(void **state) {
     fill(&t, t.a, 2);
     device_finish(&t.d, first, WAIT_RESULT);
     device_on(ON_COPY);
-    OP(&t.d, OP_COPY, copy, t.b, t.a, N * sizeof(float));
+    OP(&t.d, copy, t.b, t.a, N * sizeof(float));
     device_follow(&t.d, ON_COPY, device_mark(&t.d, ON_COMPUTE));
-    OP(&t.d, OP_COPY, copy, t.sum, t.a, N * sizeof(float));
+    OP(&t.d, copy, t.sum, t.a, N * sizeof(float));
     assert_true(is(first_of(&t, t.sum), 2));
     device_on(ON_COMPUTE);
     close_bench(&t);
@@ -326,7 +327,7 @@ static void test_threads(void **state) {
         fill(&t, t.b, 5);
         device_finish(&t.d, device_mark(&t.d, ON_COMPUTE), WAIT_RESULT);
         assert_int_equal(pthread_create(&other, NULL, fetch_often, &t), 0);
-        for (int i = 0; i < 200; i++) OP(&t.d, OP_ADD, add, N, t.b, t.b, t.sum, DTYPE_F32);
+        for (int i = 0; i < 200; i++) OP(&t.d, add, N, t.b, t.b, t.sum, DTYPE_F32);
         assert_int_equal(pthread_join(other, &wrong), 0);
         assert_null(wrong);
         assert_true(is(first_of(&t, t.sum), 10));

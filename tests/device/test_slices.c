@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "device/ops/ops.h"
 #include "support/devices.h"
 
 static const int degrees[] = {1, 2, 4, 8};

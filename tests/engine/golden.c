@@ -20,6 +20,7 @@
 #include "base/text.h"
 #include "checkpoint/safetensors.h"
 #include "device/cpu/cpu.h"
+#include "device/ops/memory.h"
 #include "engine/engine.h"
 
 typedef struct Golden {
@@ -44,16 +45,17 @@ static struct {
     int count, asked;
 } given;
 
-static void given_route(Device *d, RouteShape s, Routes r, int64_t *counts) {
-    int64_t assignments = s.tokens * s.chosen;
+static void given_route(Device *d, const RouteArgs *o) {
+    int64_t assignments = o->s.tokens * o->s.chosen;
     const int64_t *chosen = given.layers[given.asked % given.count] + given.asked / given.count * assignments;
     (void)d, given.asked++;
-    for (int64_t i = 0; i < assignments; i++) r.chosen[i] = (int32_t)chosen[i];
-    for (int64_t t = 0; t < s.tokens; t++) {
-        route_score(s, r.scores + t * s.experts);
-        route_weigh(s, r.scores + t * s.experts, r.chosen + t * s.chosen, r.weights + t * s.chosen);
+    for (int64_t i = 0; i < assignments; i++) o->r.chosen[i] = (int32_t)chosen[i];
+    for (int64_t t = 0; t < o->s.tokens; t++) {
+        route_score(o->s, o->r.scores + t * o->s.experts);
+        route_weigh(o->s, o->r.scores + t * o->s.experts, o->r.chosen + t * o->s.chosen,
+                    o->r.weights + t * o->s.chosen);
     }
-    route_order(s, r, counts);
+    route_order(o->s, o->r, o->counts);
 }
 
 /* A comparison: the worst deviation so far, and its limit. */
@@ -119,11 +121,11 @@ static void forget_routes(void) {
 /* On devices other than the CPU, and without a routes file, tokens go where the router sends them. */
 static ErrorCode give_routes(Golden *g, const ModelConfig *c, Error *err) {
     char *path = path_join(g->dir, "routes.safetensors");
-    bool there = file_exists(path), here = g->device.ops.route && g->device.memory == 0;
+    bool there = file_exists(path), here = g->device.ops->route && g->device.memory == 0;
     free(path);
     if (!there || !here || c->num_experts == 0) return OK;
     TRY(read_routes(g, c, err));
-    g->device.ops.route = given_route;
+    g->device.ops->route = given_route;
     return OK;
 }
 
@@ -227,7 +229,7 @@ static float *master_of(const Golden *g, const Param *p) {
 
 static void load_weight(Golden *g, const Param *p, const float *values, void *ctx) {
     (void)ctx;
-    OP(&g->device, OP_UPLOAD, upload, master_of(g, p), values, (size_t)p->count * sizeof *values);
+    OP(&g->device, upload, master_of(g, p), values, (size_t)p->count * sizeof *values);
 }
 
 /* Relative Frobenius distance; keeps the worst of all tensors. */

@@ -10,6 +10,7 @@
 
 #include "base/rng.h"
 #include "base/text.h"
+#include "device/ops/memory.h"
 #include "engine/engine.h"
 #include "support/optimizers.h"
 #include "support/tiny_model.h"
@@ -278,7 +279,7 @@ static void test_probes_are_alike(void **state) {
 }
 
 static void set_weight(Run *r, size_t at, float value) {
-    OP(&r->device, OP_UPLOAD, upload, weights_of(r) + at, &value, sizeof value);
+    OP(&r->device, upload, weights_of(r) + at, &value, sizeof value);
 }
 
 /* Evaluations do not leave out losses that are not finite: their number accompanies the sum. */
@@ -820,7 +821,7 @@ static void take_over_weights(Run *to, Run *from) {
         size_t bytes = (size_t)segment.count * dtype_bytes(type);
         assert_int_equal(engine_held(to->engine, p->flat), type);
         void *host = fetch(from, weights_matrix(engine_weights(from->engine), p), bytes);
-        OP(&to->device, OP_UPLOAD, upload, engine_weight(to->engine, p, segment), host, bytes);
+        OP(&to->device, upload, engine_weight(to->engine, p, segment), host, bytes);
         free(host);
     }
 }

@@ -13,6 +13,7 @@
 
 #include "base/rng.h"
 #include "base/text.h"
+#include "device/ops/ops.h"
 #include "model/adapters.h"
 #include "model/families/family.h"
 #include "model/unit.h"
@@ -134,7 +135,7 @@ static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases
 static void set_bytes(Bench *b, void *to, int value, size_t bytes) {
     void *host = mem_alloc(bytes + 1);
     memset(host, value, bytes);
-    if (bytes) OP(&b->device, OP_UPLOAD, upload, to, host, bytes);
+    if (bytes) OP(&b->device, upload, to, host, bytes);
     free(host);
 }
 
@@ -231,12 +232,12 @@ static void fill_batch(Bench *b) {
         rows[2][t] = t - start;
         rows[3][t] = start;
     }
-    for (int i = 0; i < 4; i++) OP(&b->device, OP_UPLOAD, upload, to[i], rows[i], sizeof rows[i]);
-    OP(&b->device, OP_UPLOAD, upload, b->next_ids, rows[0] + 1, sizeof rows[0] - sizeof *rows[0]);
-    OP(&b->device, OP_UPLOAD, upload, b->next_ids + TOKENS - 1, rows[0] + TOKENS - 1, sizeof *rows[0]);
+    for (int i = 0; i < 4; i++) OP(&b->device, upload, to[i], rows[i], sizeof rows[i]);
+    OP(&b->device, upload, b->next_ids, rows[0] + 1, sizeof rows[0] - sizeof *rows[0]);
+    OP(&b->device, upload, b->next_ids + TOKENS - 1, rows[0] + TOKENS - 1, sizeof *rows[0]);
     for (int k = 0; k < b->further; k++) {
         for (int t = 0; t < TOKENS; t++) rows[0][t] = t + k + 1 < TOKENS ? rows[1][t + k + 1] : -1;
-        OP(&b->device, OP_UPLOAD, upload, (void *)(uintptr_t)b->pass.mtp_targets[k], rows[0], sizeof rows[0]);
+        OP(&b->device, upload, (void *)(uintptr_t)b->pass.mtp_targets[k], rows[0], sizeof rows[0]);
     }
 }
 
@@ -250,7 +251,7 @@ static void fill(Bench *b, void *to, size_t count, Dtype type, uint64_t stream, 
             memcpy(&bits, &host[i], sizeof bits);
             ((uint16_t *)(void *)host)[i] = (uint16_t)(bits >> 16);
         }
-    if (count) OP(&b->device, OP_UPLOAD, upload, to, host, count * dtype_bytes(type));
+    if (count) OP(&b->device, upload, to, host, count * dtype_bytes(type));
     free(host);
 }
 
@@ -316,10 +317,9 @@ static void open_bench(Bench *b, Case c) {
     b->pass.model = &b->model, b->pass.device = &b->device, b->pass.weights = &b->weights;
     b->pass.gradients = b->gradients, b->pass.losses = (float *)(void *)b->losses.base;
     b->pass.training = b->pass.first = true, b->pass.defer_head = c.module;
-    OP(&b->device, OP_UPLOAD, upload, b->inverse_token_count, &inverse_token_count,
-       sizeof inverse_token_count);
+    OP(&b->device, upload, b->inverse_token_count, &inverse_token_count, sizeof inverse_token_count);
     b->pass.inverse_token_count = b->inverse_token_count;
-    OP(&b->device, OP_UPLOAD, upload, b->mtp_inverse_token_count, &mtp_inverse_token_count,
+    OP(&b->device, upload, b->mtp_inverse_token_count, &mtp_inverse_token_count,
        sizeof mtp_inverse_token_count);
     b->pass.mtp_inverse_token_count = b->mtp_inverse_token_count;
     fill_batch(b);
@@ -541,10 +541,10 @@ static double slope_over(Bench *b, float *at, size_t n, double step) {
     for (int s = 0; s < 2; s++) {
         for (size_t i = 0; i < n; i++)
             moved[i] = (float)((double)values[i] + (s ? step : -step) * move_of(n, i));
-        OP(&b->device, OP_UPLOAD, upload, at, moved, n * sizeof *moved);
+        OP(&b->device, upload, at, moved, n * sizeof *moved);
         side[s] = objective(b);
     }
-    OP(&b->device, OP_UPLOAD, upload, at, values, n * sizeof *values);
+    OP(&b->device, upload, at, values, n * sizeof *values);
     free(values);
     free(moved);
     return (side[1] - side[0]) / (2 * step);
@@ -835,7 +835,7 @@ static void check_pieces(Case c) {
     unit_sublayers(&b.model.config, 1, sublayers);
     size_t bytes = (size_t)sublayers[0].layer->carried(&b.model.config) * sizeof(float),
            row = (size_t)b.model.config.hidden_size * sizeof(float);
-    OP(&b.device, OP_UPLOAD, upload, b.pass.batch.first_key, first_key, sizeof first_key);
+    OP(&b.device, upload, b.pass.batch.first_key, first_key, sizeof first_key);
     set_input(&b);
     char *x = fetch(&b, &b.slab);
     forward(&b, false);
@@ -847,8 +847,7 @@ static void check_pieces(Case c) {
     b.pass.cache = &cache;
     for (int64_t step = 1; cache.start < TOKENS; cache.start += b.model.tokens, step++) {
         b.model.tokens = step < TOKENS - cache.start ? step : TOKENS - cache.start;
-        OP(&b.device, OP_UPLOAD, upload, b.slab.base, x + (size_t)cache.start * row,
-           (size_t)b.model.tokens * row);
+        OP(&b.device, upload, b.slab.base, x + (size_t)cache.start * row, (size_t)b.model.tokens * row);
         forward(&b, false);
         char *piece = fetch(&b, &b.out);
         assert_memory_equal(piece, whole + (size_t)cache.start * row, (size_t)b.model.tokens * row);

@@ -111,7 +111,7 @@ static inline void drop_scratch(Device *d) {
 
 static inline void set_scratch(Device *d, const DeviceNeeds *needs) {
     drop_scratch(d);
-    d->scratch_size = d->ops.scratch_bytes(d, needs);
+    d->scratch_size = d->runtime.scratch_bytes(d, needs);
     if (d == pinned_by) {
         pinned_scratch = take_memory(d->scratch_size + POOL_ALIGN);
         d->scratch = (char *)pinned_scratch + (POOL_ALIGN - (uintptr_t)pinned_scratch % POOL_ALIGN);
@@ -144,7 +144,7 @@ static inline DeviceNeeds small_needs(Dtype c, int64_t tokens, int64_t hidden) {
 /* Runs an op and waits for it, since the host reads the tensors of these tests. */
 #define RUN(d, slot, ...)                                                   \
     do {                                                                    \
-        (d)->ops.slot((d), __VA_ARGS__);                                    \
+        OP((d), slot, __VA_ARGS__);                                         \
         device_finish((d), device_mark((d), device_stream()), WAIT_RESULT); \
     } while (0)
 

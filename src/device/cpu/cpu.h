@@ -6,7 +6,7 @@
 
 #include "base/rng.h"
 #include "base/tree.h"
-#include "device/device.h"
+#include "device/ops/ops.h"
 
 #define HEAD_DIM_MAX 256
 
@@ -173,7 +173,7 @@ float weights_tree(int count, const float *x);
 /* One split's gradient of a weight, from the dot product y . dy (the op permute_dweights). */
 float weight_gradient(double along, float weight);
 /* The op route_count. */
-void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts);
+void route_count(Device *d, const RouteCountArgs *o);
 /* For the sequence of token t: the balance loss's slope of each expert, balance * E * f_e. route_next: the
  * first token of the next sequence, at most s.tokens. */
 void route_slopes(RouteShape s, const int64_t *counts, int64_t t, double *slopes /* [E] */);
@@ -202,6 +202,7 @@ void deferred_close(Device *d);
 /* Fill every slot; then those of reference_attention.c, reference_experts.c, reference_latent.c,
  * reference_scans.c and reference_mamba.c. */
 void reference_fill_ops(Ops *ops);
+size_t reference_scratch_bytes(const Device *d, const DeviceNeeds *needs);
 void reference_fill_attention(Ops *ops);
 void reference_fill_experts(Ops *ops);
 void reference_fill_latent(Ops *ops);

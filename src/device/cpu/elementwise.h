@@ -50,9 +50,9 @@ INLINE void embed_backward_typed(int64_t tokens, int64_t hidden, int64_t first, 
         put(to, i, left, DTYPE_F32, get(to, i, left, DTYPE_F32) + scale * get(from, i, left, c));
     }
 }
-static void embed_backward(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids,
-                           const void *dout, EmbedRows rows, float scale, float *dtable, Dtype c) {
-    BY_DTYPE(c, embed_backward_typed, tokens, hidden, first, count, ids, dout, rows, scale, dtable);
+static void embed_backward(const EmbedBackwardArgs *o, int64_t first, int64_t count) {
+    BY_DTYPE(o->c, embed_backward_typed, o->tokens, o->hidden, first, count, o->ids, o->dout, o->rows,
+             o->scale, o->dtable);
 }
 
 INLINE void embed_row_typed(int64_t hidden, const void *row, float scale, bool add_to, void *out, Dtype c) {
@@ -191,25 +191,29 @@ INLINE void clamped_backward_typed(int64_t n, const void *x, const void *dact, v
             BY_DTYPE(type, body, __VA_ARGS__, (f), false); \
     } while (0)
 
-static void activation_forward(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
-                               void *act, Dtype c) {
-    switch (f) {
-    case ACT_SILU: BY_GATE(ACT_SILU, gated, c, activation_forward_typed, rows, inter, x, act); break;
-    case ACT_GELU_TANH:
-        BY_GATE(ACT_GELU_TANH, gated, c, activation_forward_typed, rows, inter, x, act);
+static void activation_forward(const ActivationForwardArgs *o) {
+    switch (o->f) {
+    case ACT_SILU:
+        BY_GATE(ACT_SILU, o->gated, o->c, activation_forward_typed, o->tokens, o->inter, o->x, o->act);
         break;
-    case ACT_CLAMPED: BY_DTYPE(c, clamped_forward_typed, rows * inter, x, act); break;
+    case ACT_GELU_TANH:
+        BY_GATE(ACT_GELU_TANH, o->gated, o->c, activation_forward_typed, o->tokens, o->inter, o->x, o->act);
+        break;
+    case ACT_CLAMPED: BY_DTYPE(o->c, clamped_forward_typed, o->tokens * o->inter, o->x, o->act); break;
     }
 }
-static void activation_backward(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
-                                const void *dact, void *dx, void *act, Dtype c) {
-    switch (f) {
+static void activation_backward(const ActivationBackwardArgs *o) {
+    switch (o->f) {
     case ACT_SILU:
-        BY_GATE(ACT_SILU, gated, c, activation_backward_typed, rows, inter, x, dact, dx, act);
+        BY_GATE(ACT_SILU, o->gated, o->c, activation_backward_typed, o->tokens, o->inter, o->x, o->dact,
+                o->dx, o->act);
         break;
     case ACT_GELU_TANH:
-        BY_GATE(ACT_GELU_TANH, gated, c, activation_backward_typed, rows, inter, x, dact, dx, act);
+        BY_GATE(ACT_GELU_TANH, o->gated, o->c, activation_backward_typed, o->tokens, o->inter, o->x, o->dact,
+                o->dx, o->act);
         break;
-    case ACT_CLAMPED: BY_DTYPE(c, clamped_backward_typed, rows * inter, x, dact, dx, act); break;
+    case ACT_CLAMPED:
+        BY_DTYPE(o->c, clamped_backward_typed, o->tokens * o->inter, o->x, o->dact, o->dx, o->act);
+        break;
     }
 }

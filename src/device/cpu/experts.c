@@ -121,10 +121,10 @@ float weights_tree(int count, const float *x) {
     return weights_tree(half, x) + weights_tree(count - half, x + half);
 }
 
-void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts) {
+void route_count(Device *d, const RouteCountArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < s.tokens * s.chosen; i++)
-        counts[(s.before + i / s.chosen) / s.sequence * s.experts + chosen[i]]++;
+    for (int64_t i = 0; i < o->s.tokens * o->s.chosen; i++)
+        o->counts[(o->s.before + i / o->s.chosen) / o->s.sequence * o->s.experts + o->chosen[i]]++;
 }
 
 /* A sequence's number of tokens is its number of assignments divided by k; the last one may be shorter. */

@@ -57,13 +57,12 @@ INLINE bool fixed_add_all(int64_t first, int64_t count, const float *g, int64_t 
     return vec_sum((Vec)(refused & (VecInt)vec_set(1))) > 0;
 }
 
-static void fixed_add(int64_t first, int64_t count, const float *g, int64_t *acc, bool set, double limit,
-                      FixedRefusals *refused) {
-    float most = float_below(limit);
-    bool some = set ? fixed_add_all(first, count, g, acc, true, most)
-                    : fixed_add_all(first, count, g, acc, false, most);
+static void fixed_add(const FixedAddArgs *o, int64_t first, int64_t count, FixedRefusals *refused) {
+    float most = float_below(o->limit);
+    bool some = o->set ? fixed_add_all(first, count, o->g, o->acc, true, most)
+                       : fixed_add_all(first, count, o->g, o->acc, false, most);
     for (int64_t i = first; some && i < first + count; i++)
-        if (!(fabsf(g[i]) <= most) && refused->count++ == 0) refused->first = i;
+        if (!(fabsf(o->g[i]) <= most) && refused->count++ == 0) refused->first = i;
 }
 
 /* Converts directly to the nearest float: a conversion by way of double might round twice. */

@@ -500,28 +500,26 @@ static void run(Gemm *g, Device *d, const Product *p) {
         packed(g, d, p);
 }
 
-void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
-              const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-              KSplit splits) {
-    CHECK(m > 0 && n > 0 && k > 0 && split_count(&splits) <= SPLITS_MAX);
+void gemm_run(Gemm *g, Device *d, const GemmArgs *o) {
+    CHECK(o->m > 0 && o->n > 0 && o->k > 0 && split_count(&o->splits) <= SPLITS_MAX);
     if (d->profiling)
         d->profile[OP_GEMM].flops +=
-            2.0 * (double)m * (double)n * (double)(splits.runs ? split_length(splits) : k);
-    Product p = {.trans_a = trans_a,
-                 .trans_b = trans_b,
-                 .accumulate = accumulate,
-                 .m = m,
-                 .n = n,
-                 .k = k,
-                 .a = a,
-                 .b = b,
-                 .c = c,
-                 .lda = trans_a ? m : k,
-                 .ldb = trans_b ? k : n,
-                 .ldc = ldc,
-                 .ab_type = ab_type,
-                 .c_type = c_type,
-                 .splits = splits};
+            2.0 * (double)o->m * (double)o->n * (double)(o->splits.runs ? split_length(o->splits) : o->k);
+    Product p = {.trans_a = o->trans_a,
+                 .trans_b = o->trans_b,
+                 .accumulate = o->accumulate,
+                 .m = o->m,
+                 .n = o->n,
+                 .k = o->k,
+                 .a = o->a,
+                 .b = o->b,
+                 .c = o->c,
+                 .lda = o->trans_a ? o->m : o->k,
+                 .ldb = o->trans_b ? o->k : o->n,
+                 .ldc = o->ldc,
+                 .ab_type = o->ab_type,
+                 .c_type = o->c_type,
+                 .splits = o->splits};
     run(g, d, &p);
 }
 
@@ -548,37 +546,41 @@ static void count_flops(Device *d, OpId op, int64_t rows, int64_t n, int64_t k) 
 }
 
 /* One expert after another, each on all threads. */
-void gemm_run_grouped(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                      const void *b, Dtype ab_type, void *c, Dtype c_type, KSplit splits) {
-    Product p = {.trans_b = trans_b, .n = n, .k = k, .lda = k, .ldb = trans_b ? k : n, .ldc = n};
-    p.ab_type = ab_type, p.c_type = c_type, p.splits = splits;
-    CHECK(split_count(&splits) == 1);
-    count_flops(d, OP_GROUPED_GEMM, e.rows, n, splits.runs ? split_length(splits) : k);
-    for (int i = 0; i < e.experts; i++) {
+void gemm_run_grouped(Gemm *g, Device *d, const GroupedGemmArgs *o) {
+    Product p = {.trans_b = o->trans_b,
+                 .n = o->n,
+                 .k = o->k,
+                 .lda = o->k,
+                 .ldb = o->trans_b ? o->k : o->n,
+                 .ldc = o->n};
+    p.ab_type = o->ab_type, p.c_type = o->c_type, p.splits = o->splits;
+    CHECK(split_count(&o->splits) == 1);
+    count_flops(d, OP_GROUPED_GEMM, o->e.rows, o->n, o->splits.runs ? split_length(o->splits) : o->k);
+    for (int i = 0; i < o->e.experts; i++) {
         int64_t at, end;
-        p.b = tensor_at(b, i * e.step, ab_type);
-        for (expert_rows(&e, i, &at, &end); at < end; at += p.m) {
-            p.m = rows_at_once(g, ab_type, end - at);
-            p.a = tensor_at(a, at * k, ab_type), p.c = tensor_to(c, at * n, c_type);
+        p.b = tensor_at(o->b, i * o->e.step, o->ab_type);
+        for (expert_rows(&o->e, i, &at, &end); at < end; at += p.m) {
+            p.m = rows_at_once(g, o->ab_type, end - at);
+            p.a = tensor_at(o->a, at * o->k, o->ab_type), p.c = tensor_to(o->c, at * o->n, o->c_type);
             run(g, d, &p);
         }
     }
 }
 
 /* Pieces of an expert's rows are accumulated in fp32, in ascending order. */
-void gemm_run_grouped_wgrad(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
-                            const void *b, Dtype ab_type, float *c, bool accumulate, bool sliced) {
-    Product p = {.trans_a = true, .m = m, .n = n, .lda = m, .ldb = n, .ldc = n};
-    p.ab_type = ab_type, p.c_type = DTYPE_F32;
-    count_flops(d, OP_GROUPED_GEMM_WGRAD, e.rows, m, n);
-    for (int i = 0; i < e.experts; i++) {
+void gemm_run_grouped_wgrad(Gemm *g, Device *d, const GroupedGemmWgradArgs *o) {
+    Product p = {.trans_a = true, .m = o->m, .n = o->n, .lda = o->m, .ldb = o->n, .ldc = o->n};
+    p.ab_type = o->ab_type, p.c_type = DTYPE_F32;
+    count_flops(d, OP_GROUPED_GEMM_WGRAD, o->e.rows, o->m, o->n);
+    for (int i = 0; i < o->e.experts; i++) {
         int64_t at, end;
-        p.c = c + i * e.step, p.accumulate = accumulate;
-        if (!expert_rows(&e, i, &at, &end) && !accumulate) memset(p.c, 0, (size_t)(m * n) * sizeof *c);
+        p.c = o->c + i * o->e.step, p.accumulate = o->accumulate;
+        if (!expert_rows(&o->e, i, &at, &end) && !o->accumulate)
+            memset(p.c, 0, (size_t)(o->m * o->n) * sizeof *o->c);
         for (; at < end; at += p.k, p.accumulate = true) {
-            p.k = rows_at_once(g, ab_type, end - at);
-            if (sliced) p.splits = (KSplit){.runs = 1, .run = {{.length = p.k, .split_size = p.k}}};
-            p.a = tensor_at(a, at * m, ab_type), p.b = tensor_at(b, at * n, ab_type);
+            p.k = rows_at_once(g, o->ab_type, end - at);
+            if (o->sliced) p.splits = (KSplit){.runs = 1, .run = {{.length = p.k, .split_size = p.k}}};
+            p.a = tensor_at(o->a, at * o->m, o->ab_type), p.b = tensor_at(o->b, at * o->n, o->ab_type);
             run(g, d, &p);
         }
     }

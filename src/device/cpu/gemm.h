@@ -4,7 +4,7 @@
 #define WEFT_DEVICE_CPU_GEMM_H
 
 #include "device/cpu/kernels.h"
-#include "device/device.h"
+#include "device/ops/ops.h"
 
 typedef struct Gemm Gemm;
 
@@ -18,14 +18,10 @@ ErrorCode gemm_open(Gemm **g, const Kernels *kernels, bool native, int threads, 
 void gemm_close(Gemm *g); /* NULL is fine */
 
 /* As the op. */
-void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
-              const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-              KSplit splits);
+void gemm_run(Gemm *g, Device *d, const GemmArgs *o);
 /* As the ops grouped_gemm and grouped_gemm_wgrad. */
-void gemm_run_grouped(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                      const void *b, Dtype ab_type, void *c, Dtype c_type, KSplit splits);
-void gemm_run_grouped_wgrad(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
-                            const void *b, Dtype ab_type, float *c, bool accumulate, bool sliced);
+void gemm_run_grouped(Gemm *g, Device *d, const GroupedGemmArgs *o);
+void gemm_run_grouped_wgrad(Gemm *g, Device *d, const GroupedGemmWgradArgs *o);
 /* Upper bound of any product, in FLOP/s: multiply-adds of this many cores in registers, without memory
  * operands. bf16: by dot products of bf16, or AMX; 0 if there are none. */
 double gemm_register_limit(const Kernels *kernels, int threads, Dtype type, double seconds);

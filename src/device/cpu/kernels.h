@@ -1,6 +1,6 @@
 /* Kernels of one instruction set: single-threaded functions on the part of an op's work that they are given.
- * Arguments are those of the ops in device.h, with rows in place of tokens; sums over rows go to a partial
- * result that the caller provides. */
+ * Arguments are those of the op, cut to the part: fewer tokens, and tensors from the first of them on. Sums
+ * over tokens (dw, dwq, dwk, db) are added to a partial result that the caller provides. */
 #ifndef WEFT_DEVICE_CPU_KERNELS_H
 #define WEFT_DEVICE_CPU_KERNELS_H
 
@@ -86,67 +86,47 @@ static inline int64_t flash_first(const Flash *f, int64_t t) {
 typedef struct Kernels {
     void (*add)(int64_t n, const void *a, const void *b, void *out, Dtype c);
     void (*cast)(int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type);
-    void (*norm_forward)(NormKind kind, int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
-                         const float *w, const float *bias, void *sum, void *y, float *rstd, Dtype c);
-    void (*norm_backward)(NormKind kind, int64_t rows, int64_t hidden, const void *x, const float *w,
-                          const float *rstd, const void *dy, void *dx, bool add,
-                          float *dw /* NULL or partial, added to */, Dtype c);
-    void (*qk_norm_forward)(AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
-                            const float *wq, const float *wk, void *out, Dtype c);
-    void (*qk_norm_backward)(AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
-                             const float *wq, const float *wk, void *dqkv, float *dwq,
-                             float *dwk /* partial */, int splits, Dtype c);
+    void (*norm_forward)(const NormForwardArgs *o);
+    void (*norm_backward)(const NormBackwardArgs *o);
+    void (*qk_norm_forward)(const QkNormForwardArgs *o);
+    void (*qk_norm_backward)(const QkNormBackwardArgs *o);
     /* `step`: tokens between the sums of two splits. */
-    void (*qk_norm_sums)(AttentionShape s, KSplit splits, NormKind kind, const void *raw, const float *wq,
-                         const float *wk, const void *dqkv, float *sums, int64_t step, Dtype c);
+    void (*qk_norm_sums)(const QkNormSumsArgs *o, int64_t step);
     void (*rope)(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse,
                  Dtype c);
     void (*bias_forward)(int64_t rows, int64_t n, void *y, const float *bias, Dtype c);
     void (*bias_backward)(int64_t rows, int64_t n, const void *dy, float *db /* partial, added to */,
                           Dtype c);
     /* Columns first .. first+count-1. */
-    void (*embed_backward)(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids,
-                           const void *dout, EmbedRows rows, float scale, float *dtable, Dtype c);
+    void (*embed_backward)(const EmbedBackwardArgs *o, int64_t first, int64_t count);
     /* One row: out = (add ? out : 0) + scale * row. */
     void (*embed_row)(int64_t hidden, const void *row, float scale, bool add, void *out, Dtype c);
-    void (*activation_forward)(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
-                               void *act, Dtype c);
-    void (*activation_backward)(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
-                                const void *dact, void *dx, void *act, Dtype c);
+    void (*activation_forward)(const ActivationForwardArgs *o);
+    void (*activation_backward)(const ActivationBackwardArgs *o);
     void (*softcap)(int64_t n, float cap, void *x, Dtype c);
     /* For channels first .. first+count-1, count at most SCAN_CHANNELS. */
-    void (*conv_forward)(ConvShape s, int64_t first, int64_t count, const void *x, const float *w,
-                         const int32_t *first_key, float *tail, void *y, Dtype c);
-    void (*conv_backward)(ConvShape s, int64_t first, int64_t count, const void *x, const float *w,
-                          const int32_t *first_key, const void *dy, void *dx, float *dw, Dtype c);
-    void (*scan_forward)(ScanShape s, int64_t first, int64_t count, ScanInputs in, const int32_t *first_key,
-                         float *state, float *h, Dtype c);
+    void (*conv_forward)(const ConvForwardArgs *o, int64_t first, int64_t count);
+    void (*conv_backward)(const ConvBackwardArgs *o, int64_t first, int64_t count);
+    void (*scan_forward)(const ScanForwardArgs *o, int64_t first, int64_t count);
     void (*scan_gate)(ScanShape s, const void *gate, const float *h, void *out, Dtype c);
-    void (*scan_backward)(ScanShape s, int64_t first, int64_t count, ScanInputs in, const int32_t *first_key,
-                          const float *h, const void *dout, ScanGradients out, Dtype c);
+    void (*scan_backward)(const ScanBackwardArgs *o, int64_t first, int64_t count);
     /* A head's tokens first .. first+count-1, a chunk. Forward goes from its start to that of the next chunk,
      * or to the state of r. Backward writes the head's partial sums to r->room; mamba_sum then adds those of
      * the chunk's i-th token over heads. */
     void (*mamba_forward)(const MambaRun *r, int64_t head, int64_t first, int64_t count);
     void (*mamba_backward)(const MambaRun *r, int64_t head, int64_t first, int64_t count);
     void (*mamba_sum)(const MambaRun *r, int64_t first, int64_t i);
-    void (*gated_norm_forward)(GatedNorm s, const void *x, const void *gate, const float *w, void *y,
-                               Dtype c);
-    void (*gated_norm_backward)(GatedNorm s, const void *x, const void *gate, const float *w, const void *dy,
-                                void *dx, void *dgate, float *dw /* partial, added to */, Dtype c);
+    void (*gated_norm_forward)(const GatedNormForwardArgs *o);
+    void (*gated_norm_backward)(const GatedNormBackwardArgs *o);
     /* The record of the n logits of one row in a split; target is relative to the first of them. */
     LossRecord (*loss_record)(int64_t n, const void *logits, Dtype logits_type, int64_t target);
-    /* Gradient of a row, from the full vocabulary's largest logit and the sum relative to it; target as
-     * above. share: factor of the softmax (z-loss), else 1. */
-    void (*loss_gradient)(int64_t n, const void *logits, Dtype logits_type, int64_t target, RowSum of,
-                          float scale, double share, float cap, void *dlogits, Dtype grad_type);
-    void (*adamw)(int64_t n, AdamW a, StateStore s, OptimizerStep step, float *param, const float *grad,
-                  void *m, void *v, uint16_t *copy);
-    void (*sgd)(int64_t n, Sgd o, StateStore s, OptimizerStep step, float *param, const float *grad,
-                void *momentum, uint16_t *copy);
-    /* For a run of elements; muon_blend: y = b x + c y. */
-    void (*muon_momentum)(int64_t n, Muon o, StateStore s, OptimizerStep step, const float *grad,
-                          void *momentum, float *x);
+    /* Gradient of a row, from the full vocabulary's largest logit and the sum relative to it. share: factor
+     * of the softmax (z-loss), else 1. */
+    void (*loss_gradient)(const CrossEntropyArgs *o, int64_t row, RowSum of, double share);
+    void (*adamw)(const AdamWArgs *o);
+    void (*sgd)(const SgdArgs *o);
+    /* For a run of n elements; muon_blend: y = b x + c y. */
+    void (*muon_momentum)(const MuonMomentumArgs *o, int64_t n);
     void (*muon_normalise)(int64_t n, float factor, float *x);
     void (*muon_blend)(int64_t n, float b, const float *x, float c, float *y);
     void (*muon_apply)(int64_t n, Muon o, OptimizerStep step, const float *x, float *param, uint16_t *copy);
@@ -154,11 +134,10 @@ typedef struct Kernels {
     /* Elements first .. first+count-1, count at most STATS_PIECE, merged into all. */
     void (*grad_stats)(int64_t first, int64_t count, const float *g, double p, double unit, GradStats *all);
     /* Elements first .. first+count-1. */
-    void (*fixed_add)(int64_t first, int64_t count, const float *g, int64_t *acc, bool set, double limit,
+    void (*fixed_add)(const FixedAddArgs *o, int64_t first, int64_t count,
                       FixedRefusals *refused /* added to */);
     void (*fixed_to_float)(int64_t n, const int64_t *acc, float *out);
-    void (*init_normal)(int64_t n, uint64_t key, uint64_t first, double mean, double std, const RngRange *r,
-                        float *out);
+    void (*init_normal)(const InitNormalArgs *o, const RngRange *range);
 
     void (*product_run)(const ProductRun *r, float *room /* [PRODUCT_ROOM] */);
     /* About how many bf16 terms a product computes in the time of an fp32 term. Packing an element takes the

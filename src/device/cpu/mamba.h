@@ -1,4 +1,4 @@
-/* Mamba-2 (device.h: MambaShape), one row of a head's state at a time: the N numbers of a row lie in lanes,
+/* Mamba-2 (ops/recurrence.h), one row of a head's state at a time: the N numbers of a row lie in lanes,
  * and tokens follow one after another. Each row is an independent chain from token to token, held in
  * registers and the L1 cache. On a CPU this costs as many operations as products of chunks would, and a
  * sequence that is processed in pieces gets the same bits as in one call.
@@ -238,9 +238,8 @@ INLINE void gated_norm_forward_typed(GatedNorm s, const void *x, const void *gat
                 gated(xs, gates, i, left, c) * rstd * get(w + first, i, left, DTYPE_F32));
         }
 }
-static void gated_norm_forward(GatedNorm s, const void *x, const void *gate, const float *w, void *y,
-                               Dtype c) {
-    BY_DTYPE(c, gated_norm_forward_typed, s, x, gate, w, y);
+static void gated_norm_forward(const GatedNormForwardArgs *o) {
+    BY_DTYPE(o->c, gated_norm_forward_typed, o->s, o->x, o->gate, o->w, o->y);
 }
 
 /* Backward of one run, as in rms_backward_typed, then through the gate. */
@@ -271,7 +270,6 @@ INLINE void gated_norm_backward_typed(GatedNorm s, const void *x, const void *ga
                                dw + first, c);
         }
 }
-static void gated_norm_backward(GatedNorm s, const void *x, const void *gate, const float *w, const void *dy,
-                                void *dx, void *dgate, float *dw, Dtype c) {
-    BY_DTYPE(c, gated_norm_backward_typed, s, x, gate, w, dy, dx, dgate, dw);
+static void gated_norm_backward(const GatedNormBackwardArgs *o) {
+    BY_DTYPE(o->c, gated_norm_backward_typed, o->s, o->x, o->gate, o->w, o->dy, o->dx, o->dgate, o->dw);
 }

@@ -115,17 +115,16 @@ static void draw_normals(uint64_t key, uint64_t first, const RngRange *r, double
     }
 }
 
-static void init_normal(int64_t n, uint64_t key, uint64_t first, double mean, double std, const RngRange *r,
-                        float *out) {
-    for (int64_t i = 0; i < n; i += NORMALS) {
+static void init_normal(const InitNormalArgs *o, const RngRange *r) {
+    for (int64_t i = 0; i < o->n; i += NORMALS) {
         double x[NORMALS];
         float rounded[NORMALS];
-        draw_normals(key, first + (uint64_t)i, r, x);
+        draw_normals(o->key, o->first + (uint64_t)i, r, x);
         for (int e = 0; e < NORMALS; e += HALF_VLEN) {
-            VecDouble scaled = mean + double_product(double_set(std), double_load(x + e));
+            VecDouble scaled = o->mean + double_product(double_set(o->std), double_load(x + e));
             VecNarrow narrow = __builtin_convertvector(scaled, VecNarrow);
             memcpy(rounded + e, &narrow, sizeof narrow);
         }
-        memcpy(out + i, rounded, (size_t)min_i64(NORMALS, n - i) * sizeof *out);
+        memcpy(o->out + i, rounded, (size_t)min_i64(NORMALS, o->n - i) * sizeof *o->out);
     }
 }

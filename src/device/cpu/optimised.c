@@ -20,58 +20,53 @@ enum {
     PARTS = 64,       /* most sums of such blocks that are stored before they are added */
 };
 
-static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
-                 const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-                 KSplit splits) {
-    gemm_run(optimised_of(d)->gemm, d, trans_a, trans_b, m, n, k, a, b, ab_type, c, c_type, ldc, accumulate,
-             splits);
-}
+static void gemm(Device *d, const GemmArgs *o) { gemm_run(optimised_of(d)->gemm, d, o); }
 
 /* A copy, limited by memory bandwidth, of which several threads get more than one. */
-static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
-                          EmbedRows rows, float scale, bool add, void *out, Dtype c) {
-    int64_t step = rows_for(hidden);
-    EACH_PIECE(d, first, tokens, step) {
-        for (int64_t t = first; t < min_i64(tokens, first + step); t++) {
-            int64_t row = embed_row_of(rows, ids[t]);
-            void *to = tensor_to(out, t * hidden, c);
+static void embed_forward(Device *d, const EmbedForwardArgs *o) {
+    int64_t step = rows_for(o->hidden);
+    EACH_PIECE(d, first, o->tokens, step) {
+        for (int64_t t = first; t < min_i64(o->tokens, first + step); t++) {
+            int64_t row = embed_row_of(o->rows, o->ids[t]);
+            void *to = tensor_to(o->out, t * o->hidden, o->c);
             if (row >= 0)
-                kernels_of(d)->embed_row(hidden, tensor_at(table, row * hidden, c), scale, add, to, c);
-            else if (!add)
-                for (int64_t i = 0; i < hidden; i++) tensor_set(to, i, c, -0.0f);
+                kernels_of(d)->embed_row(o->hidden, tensor_at(o->table, row * o->hidden, o->c), o->scale,
+                                         o->add, to, o->c);
+            else if (!o->add)
+                for (int64_t i = 0; i < o->hidden; i++) tensor_set(to, i, o->c, -0.0f);
         }
     }
 }
 
-static void copy_rows(Device *d, int64_t rows, size_t bytes, void *to, size_t to_stride, const void *from,
-                      size_t from_stride) {
-    int64_t step = rows_for((int64_t)(bytes / sizeof(float)) + 1);
-    EACH_PIECE(d, first, rows, step) {
-        for (int64_t i = first; i < min_i64(rows, first + step); i++)
-            memcpy((char *)to + (size_t)i * to_stride, (const char *)from + (size_t)i * from_stride, bytes);
+static void copy_rows(Device *d, const CopyRowsArgs *o) {
+    int64_t step = rows_for((int64_t)(o->bytes / sizeof(float)) + 1);
+    EACH_PIECE(d, first, o->rows, step) {
+        for (int64_t i = first; i < min_i64(o->rows, first + step); i++)
+            memcpy((char *)o->to + (size_t)i * o->to_stride,
+                   (const char *)o->from + (size_t)i * o->from_stride, o->bytes);
     }
 }
 
 /* Pieces are columns, so each row of the table is accumulated in the order of the tokens. */
-static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
-                           EmbedRows rows, float scale, float *dtable, Dtype c) {
+static void embed_backward(Device *d, const EmbedBackwardArgs *o) {
     enum { COLUMNS = 128 };
-    EACH_PIECE(d, first, hidden, COLUMNS)
-    kernels_of(d)->embed_backward(tokens, hidden, first, min_i64(COLUMNS, hidden - first), ids, dout, rows,
-                                  scale, dtable, c);
+    EACH_PIECE(d, first, o->hidden, COLUMNS)
+    kernels_of(d)->embed_backward(o, first, min_i64(COLUMNS, o->hidden - first));
 }
 
 /* A row's sums are computed in one kernel call, so rows may be cut anywhere. */
-static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, float eps, const void *a,
-                         const void *b, const float *w, const float *bias, void *sum, void *y, float *rstd,
-                         Dtype c) {
-    int64_t step = rows_for(hidden);
-    EACH_PIECE(d, first, tokens, step) {
-        int64_t at = first * hidden;
-        kernels_of(d)->norm_forward(kind, min_i64(step, tokens - first), hidden, eps, tensor_at(a, at, c),
-                                    b ? tensor_at(b, at, c) : NULL, w, bias,
-                                    sum ? tensor_to(sum, at, c) : NULL, y ? tensor_to(y, at, c) : NULL,
-                                    rstd + first, c);
+static void norm_forward(Device *d, const NormForwardArgs *o) {
+    int64_t step = rows_for(o->hidden);
+    EACH_PIECE(d, first, o->tokens, step) {
+        int64_t at = first * o->hidden;
+        NormForwardArgs piece = *o;
+        piece.tokens = min_i64(step, o->tokens - first);
+        piece.a = tensor_at(o->a, at, o->c);
+        piece.b = o->b ? tensor_at(o->b, at, o->c) : NULL;
+        piece.sum = o->sum ? tensor_to(o->sum, at, o->c) : NULL;
+        piece.y = o->y ? tensor_to(o->y, at, o->c) : NULL;
+        piece.rstd = o->rstd + first;
+        kernels_of(d)->norm_forward(&piece);
     }
 }
 
@@ -125,55 +120,56 @@ static float *block_room(Device *d, int64_t n) {
 /* PARTS blocks at a time, i.e. 2048 tokens: their sums are stored in scratch, whose size therefore does not
  * depend on the microbatch, and are added before the next ones are computed. Without dw there are neither
  * sums nor scratch. */
-static void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, const void *x,
-                          const float *w, const float *rstd, const void *dy, void *dx, bool add, float *dw,
-                          int64_t split_size, Dtype c) {
-    TokenBlocks b = token_blocks(tokens, split_size);
-    float *room = dw ? block_room(d, hidden) : NULL;
+static void norm_backward(Device *d, const NormBackwardArgs *o) {
+    TokenBlocks b = token_blocks(o->tokens, o->split_size);
+    float *room = o->dw ? block_room(d, o->hidden) : NULL;
     for (int64_t first = 0; first < b.count; first += PARTS) {
         int64_t count = min_i64(PARTS, b.count - first);
         EACH_PIECE(d, p, count, 1) {
-            int64_t start = block_start(&b, first + p), at = start * hidden;
-            float *sum = room ? room + p * hidden : NULL;
-            if (sum) memset(sum, 0, (size_t)hidden * sizeof *sum);
-            kernels_of(d)->norm_backward(kind, block_rows(&b, first + p), hidden, tensor_at(x, at, c), w,
-                                         rstd + start, tensor_at(dy, at, c), tensor_to(dx, at, c), add, sum,
-                                         c);
+            int64_t start = block_start(&b, first + p), at = start * o->hidden;
+            NormBackwardArgs block = *o;
+            block.tokens = block_rows(&b, first + p);
+            block.x = tensor_at(o->x, at, o->c), block.rstd = o->rstd + start;
+            block.dy = tensor_at(o->dy, at, o->c), block.dx = tensor_to(o->dx, at, o->c);
+            block.dw = room ? room + p * o->hidden : NULL;
+            if (room) memset(block.dw, 0, (size_t)o->hidden * sizeof *block.dw);
+            kernels_of(d)->norm_backward(&block);
         }
-        if (dw) add_blocks(d, &b, first, count, hidden, hidden, room, dw);
+        if (o->dw) add_blocks(d, &b, first, count, o->hidden, o->hidden, room, o->dw);
     }
 }
 
-static GatedNorm tokens_of(GatedNorm s, int64_t tokens) {
-    s.tokens = tokens;
-    return s;
-}
-
-static void gated_norm_forward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w,
-                               void *y, Dtype c) {
-    int64_t step = rows_for(s.width);
-    EACH_PIECE(d, first, s.tokens, step)
-    kernels_of(d)->gated_norm_forward(
-        tokens_of(s, min_i64(step, s.tokens - first)), tensor_at(x, first * s.width, c),
-        tensor_at(gate, first * s.gate_row, c), w, tensor_to(y, first * s.width, c), c);
+static void gated_norm_forward(Device *d, const GatedNormForwardArgs *o) {
+    int64_t step = rows_for(o->s.width);
+    EACH_PIECE(d, first, o->s.tokens, step) {
+        GatedNormForwardArgs piece = *o;
+        piece.s.tokens = min_i64(step, o->s.tokens - first);
+        piece.x = tensor_at(o->x, first * o->s.width, o->c);
+        piece.gate = tensor_at(o->gate, first * o->s.gate_row, o->c);
+        piece.y = tensor_to(o->y, first * o->s.width, o->c);
+        kernels_of(d)->gated_norm_forward(&piece);
+    }
 }
 
 /* As norm_backward, with all tokens in one split. */
-static void gated_norm_backward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w,
-                                const void *dy, void *dx, void *dgate, float *dw, Dtype c) {
-    TokenBlocks b = token_blocks(s.tokens, s.tokens);
-    float *room = block_room(d, s.width);
+static void gated_norm_backward(Device *d, const GatedNormBackwardArgs *o) {
+    TokenBlocks b = token_blocks(o->s.tokens, o->s.tokens);
+    float *room = block_room(d, o->s.width);
     for (int64_t first = 0; first < b.count; first += PARTS) {
         int64_t count = min_i64(PARTS, b.count - first);
         EACH_PIECE(d, p, count, 1) {
-            int64_t start = block_start(&b, first + p), at = start * s.width, gates = start * s.gate_row;
-            float *sum = room + p * s.width;
-            memset(sum, 0, (size_t)s.width * sizeof *sum);
-            kernels_of(d)->gated_norm_backward(tokens_of(s, block_rows(&b, first + p)), tensor_at(x, at, c),
-                                               tensor_at(gate, gates, c), w, tensor_at(dy, at, c),
-                                               tensor_to(dx, at, c), tensor_to(dgate, gates, c), sum, c);
+            int64_t start = block_start(&b, first + p), at = start * o->s.width,
+                    gates = start * o->s.gate_row;
+            GatedNormBackwardArgs block = *o;
+            block.s.tokens = block_rows(&b, first + p);
+            block.x = tensor_at(o->x, at, o->c), block.gate = tensor_at(o->gate, gates, o->c);
+            block.dy = tensor_at(o->dy, at, o->c), block.dx = tensor_to(o->dx, at, o->c);
+            block.dgate = tensor_to(o->dgate, gates, o->c);
+            block.dw = room + p * o->s.width;
+            memset(block.dw, 0, (size_t)o->s.width * sizeof *block.dw);
+            kernels_of(d)->gated_norm_backward(&block);
         }
-        add_blocks(d, &b, first, count, s.width, s.width, room, dw);
+        add_blocks(d, &b, first, count, o->s.width, o->s.width, room, o->dw);
     }
 }
 
@@ -193,156 +189,170 @@ static QkRows rows_from(QkRows rows, int64_t first) {
     return rows;
 }
 
-static void qk_norm_forward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
-                            const void *raw, const float *wq, const float *wk, void *out, Dtype c) {
-    int64_t row = qkv_row(s), step = rows_for(row);
-    EACH_PIECE(d, first, s.tokens, step)
-    kernels_of(d)->qk_norm_forward(of_tokens(s, min_i64(step, s.tokens - first)), rows_from(rows, first),
-                                   kind, eps, tensor_at(raw, first * row, c), wq, wk,
-                                   tensor_to(out, first * row, c), c);
+static void qk_norm_forward(Device *d, const QkNormForwardArgs *o) {
+    int64_t row = qkv_row(o->s), step = rows_for(row);
+    EACH_PIECE(d, first, o->s.tokens, step) {
+        QkNormForwardArgs piece = *o;
+        piece.s.tokens = min_i64(step, o->s.tokens - first);
+        piece.rows = rows_from(o->rows, first);
+        piece.raw = tensor_at(o->raw, first * row, o->c), piece.out = tensor_to(o->out, first * row, o->c);
+        kernels_of(d)->qk_norm_forward(&piece);
+    }
+}
+
+/* The op on `tokens` tokens from `first` on. */
+static QkNormBackwardArgs qk_norm_part(const QkNormBackwardArgs *o, int64_t first, int64_t tokens) {
+    int64_t at = first * qkv_row(o->s);
+    QkNormBackwardArgs part = *o;
+    part.s.tokens = tokens;
+    part.rows = rows_from(o->rows, first);
+    part.raw = tensor_at(o->raw, at, o->c), part.dqkv = tensor_to(o->dqkv, at, o->c);
+    return part;
 }
 
 /* Without weights nothing is summed: rows are independent. */
-static void qk_norm_plain_backward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
-                                   const void *raw, void *dqkv, Dtype c) {
-    int64_t row = qkv_row(s), step = rows_for(row);
-    EACH_PIECE(d, first, s.tokens, step)
-    kernels_of(d)->qk_norm_backward(of_tokens(s, min_i64(step, s.tokens - first)), rows_from(rows, first),
-                                    kind, eps, tensor_at(raw, first * row, c), NULL, NULL,
-                                    tensor_to(dqkv, first * row, c), NULL, NULL, 1, c);
+static void qk_norm_plain_backward(Device *d, const QkNormBackwardArgs *o) {
+    int64_t step = rows_for(qkv_row(o->s));
+    EACH_PIECE(d, first, o->s.tokens, step) {
+        QkNormBackwardArgs piece = qk_norm_part(o, first, min_i64(step, o->s.tokens - first));
+        kernels_of(d)->qk_norm_backward(&piece);
+    }
 }
 
 /* A block's sums for both weights are stored together: those of wq in all splits, then those of wk. */
-static void qk_norm_backward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
-                             const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
-                             float *dwk, int splits, Dtype c) {
-    TokenBlocks b = token_blocks(s.tokens, s.tokens);
-    int64_t row = qkv_row(s), nq = (rows.flat ? s.heads : 1) * (int64_t)s.head_dim,
-            nk = (rows.flat ? s.kv_heads : 1) * (int64_t)s.head_dim, both = splits * (nq + nk);
-    if (!wq) {
-        qk_norm_plain_backward(d, s, rows, kind, eps, raw, dqkv, c);
+static void qk_norm_backward(Device *d, const QkNormBackwardArgs *o) {
+    TokenBlocks b = token_blocks(o->s.tokens, o->s.tokens);
+    int64_t nq = (o->rows.flat ? o->s.heads : 1) * (int64_t)o->s.head_dim,
+            nk = (o->rows.flat ? o->s.kv_heads : 1) * (int64_t)o->s.head_dim, both = o->splits * (nq + nk);
+    if (!o->wq) {
+        qk_norm_plain_backward(d, o);
         return;
     }
     float *room = block_room(d, both);
     for (int64_t first = 0; first < b.count; first += PARTS) {
         int64_t count = min_i64(PARTS, b.count - first);
         EACH_PIECE(d, p, count, 1) {
-            int64_t token = block_start(&b, first + p), at = token * row;
-            float *sums = room + p * both;
-            memset(sums, 0, (size_t)both * sizeof *sums);
-            kernels_of(d)->qk_norm_backward(of_tokens(s, block_rows(&b, first + p)), rows_from(rows, token),
-                                            kind, eps, tensor_at(raw, at, c), wq, wk, tensor_to(dqkv, at, c),
-                                            sums, sums + splits * nq, splits, c);
+            QkNormBackwardArgs block = qk_norm_part(o, block_start(&b, first + p), block_rows(&b, first + p));
+            block.dwq = room + p * both, block.dwk = block.dwq + o->splits * nq;
+            memset(block.dwq, 0, (size_t)both * sizeof *block.dwq);
+            kernels_of(d)->qk_norm_backward(&block);
         }
-        add_blocks(d, &b, first, count, both, splits * nq, room, dwq);
-        add_blocks(d, &b, first, count, both, splits * nk, room + splits * nq, dwk);
+        add_blocks(d, &b, first, count, both, o->splits * nq, room, o->dwq);
+        add_blocks(d, &b, first, count, both, o->splits * nk, room + o->splits * nq, o->dwk);
     }
 }
 
-static void qk_norm_sums(Device *d, AttentionShape s, KSplit splits, NormKind kind, const void *raw,
-                         const float *wq, const float *wk, const void *dqkv, float *sums, Dtype c) {
-    int64_t row = qkv_row(s), step = rows_for(row);
-    EACH_PIECE(d, first, s.tokens, step)
-    kernels_of(d)->qk_norm_sums(of_tokens(s, min_i64(step, s.tokens - first)), splits, kind,
-                                tensor_at(raw, first * row, c), wq, wk,
-                                dqkv ? tensor_at(dqkv, first * row, c) : NULL, sums + 2 * first, s.tokens, c);
+static void qk_norm_sums(Device *d, const QkNormSumsArgs *o) {
+    int64_t row = qkv_row(o->s), step = rows_for(row);
+    EACH_PIECE(d, first, o->s.tokens, step) {
+        QkNormSumsArgs piece = *o;
+        piece.s.tokens = min_i64(step, o->s.tokens - first);
+        piece.raw = tensor_at(o->raw, first * row, o->c);
+        piece.dqkv = o->dqkv ? tensor_at(o->dqkv, first * row, o->c) : NULL;
+        piece.sums = o->sums + 2 * first;
+        kernels_of(d)->qk_norm_sums(&piece, o->s.tokens);
+    }
 }
 
 /* Only the sums: a bias passes its gradient through unchanged. */
-static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t split_size,
-                          Dtype c) {
-    TokenBlocks b = token_blocks(tokens, split_size);
-    float *room = block_room(d, n);
+static void bias_backward(Device *d, const BiasBackwardArgs *o) {
+    TokenBlocks b = token_blocks(o->tokens, o->split_size);
+    float *room = block_room(d, o->n);
     for (int64_t first = 0; first < b.count; first += PARTS) {
         int64_t count = min_i64(PARTS, b.count - first);
         EACH_PIECE(d, p, count, 1) {
-            memset(room + p * n, 0, (size_t)n * sizeof *room);
-            kernels_of(d)->bias_backward(block_rows(&b, first + p), n,
-                                         tensor_at(dy, block_start(&b, first + p) * n, c), room + p * n, c);
+            memset(room + p * o->n, 0, (size_t)o->n * sizeof *room);
+            kernels_of(d)->bias_backward(block_rows(&b, first + p), o->n,
+                                         tensor_at(o->dy, block_start(&b, first + p) * o->n, o->c),
+                                         room + p * o->n, o->c);
         }
-        add_blocks(d, &b, first, count, n, n, room, db);
+        add_blocks(d, &b, first, count, o->n, o->n, room, o->db);
     }
 }
 
 /* ---- rows and elements ---- */
 
-static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const float *bias, Dtype c) {
-    int64_t step = rows_for(n);
-    EACH_PIECE(d, first, tokens, step)
-    kernels_of(d)->bias_forward(min_i64(step, tokens - first), n, tensor_to(y, first * n, c), bias, c);
+static void bias_forward(Device *d, const BiasForwardArgs *o) {
+    int64_t step = rows_for(o->n);
+    EACH_PIECE(d, first, o->tokens, step)
+    kernels_of(d)->bias_forward(min_i64(step, o->tokens - first), o->n, tensor_to(o->y, first * o->n, o->c),
+                                o->bias, o->c);
 }
 
-static void rope_neighbours(Device *d, AttentionShape s, void *qkv, const int32_t *positions,
-                            const float *cos_sin, bool inverse, Dtype c) {
-    int64_t row = qkv_row(s), heads = s.heads + s.kv_heads, turned = rotary_dim(s);
-    EACH_PIECE(d, first, s.tokens, rows_for(row))
-    for (int64_t t = first; t < min_i64(s.tokens, first + rows_for(row)); t++)
+static void rope_neighbours(Device *d, const RopeArgs *o) {
+    int64_t row = qkv_row(o->s), heads = o->s.heads + o->s.kv_heads, turned = rotary_dim(o->s);
+    EACH_PIECE(d, first, o->s.tokens, rows_for(row))
+    for (int64_t t = first; t < min_i64(o->s.tokens, first + rows_for(row)); t++)
         for (int64_t head = 0; head < heads; head++) {
-            void *x = tensor_to(qkv, t * row + head * s.head_dim, c);
-            turn_neighbours(d, turned, cos_sin + positions[t] * turned, x, x, inverse ? -1 : 1, c);
+            void *x = tensor_to(o->qkv, t * row + head * o->s.head_dim, o->c);
+            turn_neighbours(d, turned, o->cos_sin + o->positions[t] * turned, x, x, o->inverse ? -1 : 1,
+                            o->c);
         }
 }
 
 /* Tokens are independent, and so are heads: a slice of either has the same bits as in the full tensor. */
-static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
-                 bool inverse, Dtype c) {
-    int64_t row = qkv_row(s), step = rows_for(row);
-    if (s.neighbours) {
-        rope_neighbours(d, s, qkv, positions, cos_sin, inverse, c);
+static void rope(Device *d, const RopeArgs *o) {
+    int64_t row = qkv_row(o->s), step = rows_for(row);
+    if (o->s.neighbours) {
+        rope_neighbours(d, o);
         return;
     }
-    EACH_PIECE(d, first, s.tokens, step)
-    kernels_of(d)->rope(of_tokens(s, min_i64(step, s.tokens - first)), tensor_to(qkv, first * row, c),
-                        positions + first, cos_sin, inverse, c);
+    EACH_PIECE(d, first, o->s.tokens, step)
+    kernels_of(d)->rope(of_tokens(o->s, min_i64(step, o->s.tokens - first)),
+                        tensor_to(o->qkv, first * row, o->c), o->positions + first, o->cos_sin, o->inverse,
+                        o->c);
 }
 
-static void queries_scale(Device *d, AttentionShape s, void *qkv, const int32_t *positions,
-                          const float *factors, Dtype c) {
-    int64_t row = qkv_row(s), n = s.heads * (int64_t)s.head_dim, step = rows_for(n);
-    EACH_PIECE(d, first, s.tokens, step)
-    for (int64_t t = first; t < min_i64(s.tokens, first + step); t++) {
-        void *q = tensor_to(qkv, t * row, c);
-        kernels_of(d)->embed_row(n, q, factors[positions[t]], false, q, c);
+static void queries_scale(Device *d, const QueriesScaleArgs *o) {
+    int64_t row = qkv_row(o->s), n = o->s.heads * (int64_t)o->s.head_dim, step = rows_for(n);
+    EACH_PIECE(d, first, o->s.tokens, step)
+    for (int64_t t = first; t < min_i64(o->s.tokens, first + step); t++) {
+        void *q = tensor_to(o->qkv, t * row, o->c);
+        kernels_of(d)->embed_row(n, q, o->factors[o->positions[t]], false, q, o->c);
     }
 }
 
-static void activation_forward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
-                               const void *x, void *act, Dtype c) {
-    int64_t step = rows_for(inter), wide = gated ? 2 * inter : inter;
-    EACH_PIECE(d, first, tokens, step)
-    kernels_of(d)->activation_forward(f, gated, min_i64(step, tokens - first), inter,
-                                      tensor_at(x, first * wide, c), tensor_to(act, first * inter, c), c);
+static void activation_forward(Device *d, const ActivationForwardArgs *o) {
+    int64_t step = rows_for(o->inter), wide = o->gated ? 2 * o->inter : o->inter;
+    EACH_PIECE(d, first, o->tokens, step) {
+        ActivationForwardArgs piece = *o;
+        piece.tokens = min_i64(step, o->tokens - first);
+        piece.x = tensor_at(o->x, first * wide, o->c);
+        piece.act = tensor_to(o->act, first * o->inter, o->c);
+        kernels_of(d)->activation_forward(&piece);
+    }
 }
 
 /* act may be the memory of dact here too: kernels read an element before they write it. */
-static void activation_backward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
-                                const void *x, const void *dact, void *dx, void *act, Dtype c) {
-    int64_t step = rows_for(inter), wide = gated ? 2 * inter : inter;
-    EACH_PIECE(d, first, tokens, step) {
-        int64_t at = first * inter;
-        kernels_of(d)->activation_backward(f, gated, min_i64(step, tokens - first), inter,
-                                           tensor_at(x, first * wide, c), tensor_at(dact, at, c),
-                                           tensor_to(dx, first * wide, c), tensor_to(act, at, c), c);
+static void activation_backward(Device *d, const ActivationBackwardArgs *o) {
+    int64_t step = rows_for(o->inter), wide = o->gated ? 2 * o->inter : o->inter;
+    EACH_PIECE(d, first, o->tokens, step) {
+        int64_t at = first * o->inter;
+        ActivationBackwardArgs piece = *o;
+        piece.tokens = min_i64(step, o->tokens - first);
+        piece.x = tensor_at(o->x, first * wide, o->c), piece.dx = tensor_to(o->dx, first * wide, o->c);
+        piece.dact = tensor_at(o->dact, at, o->c), piece.act = tensor_to(o->act, at, o->c);
+        kernels_of(d)->activation_backward(&piece);
     }
 }
 
-static void softcap(Device *d, int64_t n, float cap, void *x, Dtype c) {
-    EACH_PIECE(d, first, n, GRAIN)
-    kernels_of(d)->softcap(min_i64(GRAIN, n - first), cap, tensor_to(x, first, c), c);
+static void softcap(Device *d, const SoftcapArgs *o) {
+    EACH_PIECE(d, first, o->n, GRAIN)
+    kernels_of(d)->softcap(min_i64(GRAIN, o->n - first), o->cap, tensor_to(o->x, first, o->c), o->c);
 }
 
-static void scale(Device *d, int64_t rows, int64_t n, float factor, const void *in, int64_t ldi, void *out,
-                  Dtype c) {
-    int64_t step = rows_for(n);
-    EACH_PIECE(d, first, rows, step)
-    for (int64_t r = first; r < min_i64(rows, first + step); r++)
-        kernels_of(d)->embed_row(n, tensor_at(in, r * ldi, c), factor, false, tensor_to(out, r * n, c), c);
+static void scale(Device *d, const ScaleArgs *o) {
+    int64_t step = rows_for(o->n);
+    EACH_PIECE(d, first, o->rows, step)
+    for (int64_t r = first; r < min_i64(o->rows, first + step); r++)
+        kernels_of(d)->embed_row(o->n, tensor_at(o->in, r * o->ldi, o->c), o->factor, false,
+                                 tensor_to(o->out, r * o->n, o->c), o->c);
 }
 
-static void add(Device *d, int64_t n, const void *a, const void *b, void *out, Dtype c) {
-    EACH_PIECE(d, first, n, GRAIN)
-    kernels_of(d)->add(min_i64(GRAIN, n - first), tensor_at(a, first, c), tensor_at(b, first, c),
-                       tensor_to(out, first, c), c);
+static void add(Device *d, const AddArgs *o) {
+    EACH_PIECE(d, first, o->n, GRAIN)
+    kernels_of(d)->add(min_i64(GRAIN, o->n - first), tensor_at(o->a, first, o->c),
+                       tensor_at(o->b, first, o->c), tensor_to(o->out, first, o->c), o->c);
 }
 
 /* ---- sums of parts ---- */
@@ -364,30 +374,30 @@ static const float *tree_sum(const Device *d, int64_t first, int64_t n, int part
 /* Piece by piece, so that the sums stored at each level of the tree stay in the L1 cache, and each part is
  * read from memory once, whatever the number of parts. The last sum goes straight to out, which may be a
  * part, because that part's piece has been read by then. */
-static void sum_parts(Device *d, int64_t n, int parts, const float *const *in, float *out) {
-    EACH_PIECE(d, first, n, PARTS_PIECE) {
+static void sum_parts(Device *d, const SumPartsArgs *o) {
+    EACH_PIECE(d, first, o->n, PARTS_PIECE) {
         float room[32 * PARTS_PIECE]; /* as many levels as an int has bits */
-        int64_t count = min_i64(PARTS_PIECE, n - first);
-        int half = parts > 1 ? tree_half(parts) : 1;
-        const float *a = tree_sum(d, first, count, half, in, room);
-        if (parts == 1) {
-            memmove(out + first, a, (size_t)count * sizeof *out);
+        int64_t count = min_i64(PARTS_PIECE, o->n - first);
+        int half = o->parts > 1 ? tree_half(o->parts) : 1;
+        const float *a = tree_sum(d, first, count, half, o->in, room);
+        if (o->parts == 1) {
+            memmove(o->out + first, a, (size_t)count * sizeof *o->out);
         } else {
-            const float *b = tree_sum(d, first, count, parts - half, in + half, room + PARTS_PIECE);
-            kernels_of(d)->add(count, a, b, out + first, DTYPE_F32);
+            const float *b = tree_sum(d, first, count, o->parts - half, o->in + half, room + PARTS_PIECE);
+            kernels_of(d)->add(count, a, b, o->out + first, DTYPE_F32);
         }
     }
 }
 
 /* Integers add in any order, so this is one chain instead of a tree, wrapping around. */
-static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const *in, int64_t *out) {
-    EACH_PIECE(d, first, n, PARTS_PIECE) {
+static void sum_parts_i64(Device *d, const SumPartsI64Args *o) {
+    EACH_PIECE(d, first, o->n, PARTS_PIECE) {
         uint64_t sum[PARTS_PIECE];
-        size_t count = (size_t)min_i64(PARTS_PIECE, n - first);
-        memcpy(sum, in[0] + first, count * sizeof *sum);
-        for (int p = 1; p < parts; p++)
-            for (size_t i = 0; i < count; i++) sum[i] += (uint64_t)in[p][first + (int64_t)i];
-        memcpy(out + first, sum, count * sizeof *sum);
+        size_t count = (size_t)min_i64(PARTS_PIECE, o->n - first);
+        memcpy(sum, o->in[0] + first, count * sizeof *sum);
+        for (int p = 1; p < o->parts; p++)
+            for (size_t i = 0; i < count; i++) sum[i] += (uint64_t)o->in[p][first + (int64_t)i];
+        memcpy(o->out + first, sum, count * sizeof *sum);
     }
 }
 
@@ -403,118 +413,118 @@ static LossRecord record_of(const Device *d, int64_t vocab, const void *row, Dty
 }
 
 /* One row per piece, since a vocabulary is usually longer than a grain. */
-static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                         const int32_t *targets, VocabSplit splits, LossRecord *records) {
-    int64_t split_size = splits.split_size ? splits.split_size : vocab;
-    EACH_PIECE(d, r, rows, 1) {
-        for (int64_t first = 0; first < vocab; first += split_size)
-            records[first / split_size * rows + r] = record_of(
-                d, vocab, tensor_at(logits, r * vocab, logits_type), logits_type, targets[r], &splits, first);
+static void loss_records(Device *d, const LossRecordsArgs *o) {
+    int64_t split_size = o->splits.split_size ? o->splits.split_size : o->vocab;
+    EACH_PIECE(d, r, o->rows, 1) {
+        for (int64_t first = 0; first < o->vocab; first += split_size)
+            o->records[first / split_size * o->rows + r] =
+                record_of(d, o->vocab, tensor_at(o->logits, r * o->vocab, o->logits_type), o->logits_type,
+                          o->targets[r], &o->splits, first);
     }
 }
 
 /* If all logits are local, a row's records are computed just before its gradient, so the row is read from
  * memory once. */
-static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, VocabSplit splits, const float *scale, float cap, float z,
-                          float *loss, float *z_loss, void *dlogits, Dtype grad_type) {
-    int64_t split_size = splits.split_size ? splits.split_size : vocab, step = splits.records ? rows : 1;
-    int count = splits.records ? splits.count : (int)splits_of(vocab, split_size);
-    float factor = scale ? *scale : 0;
+static void cross_entropy(Device *d, const CrossEntropyArgs *o) {
+    int64_t split_size = o->splits.split_size ? o->splits.split_size : o->vocab,
+            step = o->splits.records ? o->rows : 1;
+    int count = o->splits.records ? o->splits.count : (int)splits_of(o->vocab, split_size);
     CHECK(count <= SPLITS_MAX);
-    EACH_PIECE(d, r, rows, 1) {
+    EACH_PIECE(d, r, o->rows, 1) {
         LossRecord own[SPLITS_MAX];
-        const LossRecord *records = splits.records ? splits.records + r : own;
-        const void *x = tensor_at(logits, r * vocab, logits_type);
-        void *dx = dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL;
-        loss[r] = 0;
-        if (z_loss) z_loss[r] = 0;
-        if (targets[r] < 0) {
-            if (dx) memset(dx, 0, (size_t)vocab * dtype_bytes(grad_type));
+        const LossRecord *records = o->splits.records ? o->splits.records + r : own;
+        const void *x = tensor_at(o->logits, r * o->vocab, o->logits_type);
+        void *dx = o->dlogits ? tensor_to(o->dlogits, r * o->vocab, o->grad_type) : NULL;
+        o->loss[r] = 0;
+        if (o->z_loss) o->z_loss[r] = 0;
+        if (o->targets[r] < 0) {
+            if (dx) memset(dx, 0, (size_t)o->vocab * dtype_bytes(o->grad_type));
             continue;
         }
-        for (int i = 0; !splits.records && i < count; i++)
-            own[i] = record_of(d, vocab, x, logits_type, targets[r], &splits, i * split_size);
-        LossRecord row = loss_record_of_splits(records, step, count, targets[r] / split_size);
+        for (int i = 0; !o->splits.records && i < count; i++)
+            own[i] = record_of(d, o->vocab, x, o->logits_type, o->targets[r], &o->splits, i * split_size);
+        LossRecord row = loss_record_of_splits(records, step, count, o->targets[r] / split_size);
         RowSum of = {row.max, row.sum};
-        double whole = (double)of.max + log(of.sum), share = 1 + 2 * (double)z * whole;
-        loss[r] = (float)((double)of.max - (double)row.target + log(of.sum));
-        if (z_loss) z_loss[r] = (float)((double)z * whole * whole);
-        if (dx)
-            kernels_of(d)->loss_gradient(vocab, x, logits_type, targets[r] - splits.first, of, factor, share,
-                                         cap, dx, grad_type);
+        double whole = (double)of.max + log(of.sum), share = 1 + 2 * (double)o->z * whole;
+        o->loss[r] = (float)((double)of.max - (double)row.target + log(of.sum));
+        if (o->z_loss) o->z_loss[r] = (float)((double)o->z * whole * whole);
+        if (dx) kernels_of(d)->loss_gradient(o, r, of, share);
     }
 }
 
 /* ---- updates and sums of gradients ---- */
 
-/* The state store of a piece: random bits depend on the element's index in the parameter, so each piece must
- * know where it starts. */
-static StateStore from_element(StateStore s, int64_t i) {
-    s.first += i;
-    return s;
-}
-
 /* Elements are independent, so pieces are cut to suit threads. The step's numbers lie in tensor memory and
- * are read when the op runs. */
-static void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerStep *step, float *param,
-                  const float *grad, void *m, void *v, uint16_t *copy) {
-    EACH_PIECE(d, i, n, GRAIN)
-    kernels_of(d)->adamw(min_i64(GRAIN, n - i), a, from_element(s, i), *step, param + i, grad + i,
-                         tensor_to(m, i, s.type), tensor_to(v, i, s.type), copy ? copy + i : NULL);
+ * are read when the op runs. Random bits depend on the element's index in the parameter (s.first), so each
+ * piece must know where it starts. */
+static void adamw(Device *d, const AdamWArgs *o) {
+    EACH_PIECE(d, i, o->n, GRAIN) {
+        AdamWArgs piece = *o;
+        piece.n = min_i64(GRAIN, o->n - i), piece.s.first += i;
+        piece.param += i, piece.grad += i;
+        piece.m = tensor_to(o->m, i, o->s.type), piece.v = tensor_to(o->v, i, o->s.type);
+        piece.copy = o->copy ? o->copy + i : NULL;
+        kernels_of(d)->adamw(&piece);
+    }
 }
 
 /* Without momentum there is no state, and its address stays NULL for every piece. */
-static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param,
-                const float *grad, void *momentum, uint16_t *copy) {
-    EACH_PIECE(d, i, n, GRAIN)
-    kernels_of(d)->sgd(min_i64(GRAIN, n - i), o, from_element(s, i), *step, param + i, grad + i,
-                       momentum ? tensor_to(momentum, i, s.type) : NULL, copy ? copy + i : NULL);
+static void sgd(Device *d, const SgdArgs *o) {
+    EACH_PIECE(d, i, o->n, GRAIN) {
+        SgdArgs piece = *o;
+        piece.n = min_i64(GRAIN, o->n - i), piece.s.first += i;
+        piece.param += i, piece.grad += i;
+        piece.momentum = o->momentum ? tensor_to(o->momentum, i, o->s.type) : NULL;
+        piece.copy = o->copy ? o->copy + i : NULL;
+        kernels_of(d)->sgd(&piece);
+    }
 }
 
 /* Rows of a matrix inside a larger one are separate runs. */
-static void muon_momentum(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
-                          const float *grad, void *momentum, float *x) {
-    int64_t rows = rows_for(shape.cols);
-    EACH_PIECE(d, first, shape.rows, rows) {
-        for (int64_t r = first; r < min_i64(shape.rows, first + rows); r++)
-            kernels_of(d)->muon_momentum(shape.cols, o, from_element(s, r * shape.row), *step,
-                                         grad + r * shape.row, tensor_to(momentum, r * shape.row, s.type),
-                                         x + r * shape.cols);
-    }
-}
-
-static void muon_normalise(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
-    float factor = muon_factor(squares, slack);
-    EACH_PIECE(d, i, n, GRAIN)
-    kernels_of(d)->muon_normalise(min_i64(GRAIN, n - i), factor, x + i);
-}
-
-/* The thread that computes a row also adds to its diagonal element, afterwards. */
-static void newton_schulz(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
-    int64_t rows = rows_for(m);
-    EACH_PIECE(d, first, m, rows) {
-        int64_t count = min_i64(rows, m - first);
-        kernels_of(d)->muon_blend(count * m, b, gram + first * m, c, square + first * m);
-        for (int64_t r = first; r < first + count; r++) square[r * m + r] += a;
-    }
-}
-
-static void muon_apply(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
-                       float *param, uint16_t *copy) {
-    int64_t rows = rows_for(shape.cols);
-    EACH_PIECE(d, first, shape.rows, rows) {
-        for (int64_t r = first; r < min_i64(shape.rows, first + rows); r++) {
-            int64_t at = r * shape.row;
-            kernels_of(d)->muon_apply(shape.cols, o, *step, x + r * shape.cols, param + at,
-                                      copy ? copy + at : NULL);
+static void muon_momentum(Device *d, const MuonMomentumArgs *o) {
+    int64_t rows = rows_for(o->shape.cols);
+    EACH_PIECE(d, first, o->shape.rows, rows) {
+        for (int64_t r = first; r < min_i64(o->shape.rows, first + rows); r++) {
+            int64_t at = r * o->shape.row;
+            MuonMomentumArgs row = *o;
+            row.s.first += at;
+            row.grad += at, row.momentum = tensor_to(o->momentum, at, o->s.type);
+            row.x += r * o->shape.cols;
+            kernels_of(d)->muon_momentum(&row, o->shape.cols);
         }
     }
 }
 
-static void average(Device *d, int64_t n, const OptimizerStep *step, const float *param, float *mean) {
-    EACH_PIECE(d, i, n, GRAIN)
-    kernels_of(d)->average(min_i64(GRAIN, n - i), step->average, param + i, mean + i);
+static void muon_normalise(Device *d, const MuonNormaliseArgs *o) {
+    float factor = muon_factor(o->squares, o->slack);
+    EACH_PIECE(d, i, o->n, GRAIN)
+    kernels_of(d)->muon_normalise(min_i64(GRAIN, o->n - i), factor, o->x + i);
+}
+
+/* The thread that computes a row also adds to its diagonal element, afterwards. */
+static void newton_schulz(Device *d, const NewtonSchulzArgs *o) {
+    int64_t rows = rows_for(o->m);
+    EACH_PIECE(d, first, o->m, rows) {
+        int64_t count = min_i64(rows, o->m - first);
+        kernels_of(d)->muon_blend(count * o->m, o->b, o->gram + first * o->m, o->c, o->square + first * o->m);
+        for (int64_t r = first; r < first + count; r++) o->square[r * o->m + r] += o->a;
+    }
+}
+
+static void muon_apply(Device *d, const MuonApplyArgs *o) {
+    int64_t rows = rows_for(o->shape.cols);
+    EACH_PIECE(d, first, o->shape.rows, rows) {
+        for (int64_t r = first; r < min_i64(o->shape.rows, first + rows); r++) {
+            int64_t at = r * o->shape.row;
+            kernels_of(d)->muon_apply(o->shape.cols, o->constants, *o->step, o->x + r * o->shape.cols,
+                                      o->param + at, o->copy ? o->copy + at : NULL);
+        }
+    }
+}
+
+static void average(Device *d, const AverageArgs *o) {
+    EACH_PIECE(d, i, o->n, GRAIN)
+    kernels_of(d)->average(min_i64(GRAIN, o->n - i), o->step->average, o->param + i, o->mean + i);
 }
 
 /* Exact, so threads may merge their statistics in any order. */
@@ -528,29 +538,28 @@ static void merge_stats(GradStats *into, const GradStats *from) {
 
 /* Each thread has its own statistics and merges them when it ends. The sums are exact, so the order in which
  * threads take the lock does not matter. */
-static void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
+static void grad_stats(Device *d, const GradStatsArgs *o) {
     GradStats all = {.first_nonfinite = -1};
-#pragma omp parallel num_threads(d->threads) if (n > STATS_PIECE)
+#pragma omp parallel num_threads(d->threads) if (o->n > STATS_PIECE)
     {
         GradStats mine = {.first_nonfinite = -1};
 #pragma omp for schedule(static) nowait
-        for (int64_t i = 0; i < n; i += STATS_PIECE)
-            kernels_of(d)->grad_stats(i, min_i64(STATS_PIECE, n - i), g, p, *unit, &mine);
+        for (int64_t i = 0; i < o->n; i += STATS_PIECE)
+            kernels_of(d)->grad_stats(i, min_i64(STATS_PIECE, o->n - i), o->g, o->p, *o->unit, &mine);
 #pragma omp critical(merge_stats)
         merge_stats(&all, &mine);
     }
     exact_normalise(&all.sum);
-    *out = all;
+    *o->out = all;
 }
 
 /* The first refused element is the smallest index over all pieces, whichever thread finds one first. */
-static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
-                      FixedRefusals *refused) {
-    CHECK(limit <= fixed_limit(1));
+static void fixed_add(Device *d, const FixedAddArgs *o) {
+    CHECK(o->limit <= fixed_limit(1));
     FixedRefusals all = {0};
-    EACH_PIECE(d, i, n, GRAIN) {
+    EACH_PIECE(d, i, o->n, GRAIN) {
         FixedRefusals piece = {0};
-        kernels_of(d)->fixed_add(i, min_i64(GRAIN, n - i), g, acc, set, limit, &piece);
+        kernels_of(d)->fixed_add(o, i, min_i64(GRAIN, o->n - i), &piece);
         if (piece.count) {
 #pragma omp critical(merge_refusals)
             {
@@ -559,41 +568,43 @@ static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool s
             }
         }
     }
-    if (refused->count == 0) refused->first = all.first;
-    refused->count += all.count;
+    if (o->refused->count == 0) o->refused->first = all.first;
+    o->refused->count += all.count;
 }
 
 /* Each element rounds by itself, so there is nothing to merge. */
-static void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out) {
-    EACH_PIECE(d, i, n, GRAIN)
-    kernels_of(d)->fixed_to_float(min_i64(GRAIN, n - i), acc + i, out + i);
+static void fixed_to_float(Device *d, const FixedToFloatArgs *o) {
+    EACH_PIECE(d, i, o->n, GRAIN)
+    kernels_of(d)->fixed_to_float(min_i64(GRAIN, o->n - i), o->acc + i, o->out + i);
 }
 
-static void cast(Device *d, int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type) {
-    EACH_PIECE(d, i, n, GRAIN)
-    kernels_of(d)->cast(min_i64(GRAIN, n - i), tensor_at(in, i, in_type), in_type,
-                        tensor_to(out, i, out_type), out_type);
+static void cast(Device *d, const CastArgs *o) {
+    EACH_PIECE(d, i, o->n, GRAIN)
+    kernels_of(d)->cast(min_i64(GRAIN, o->n - i), tensor_at(o->in, i, o->in_type), o->in_type,
+                        tensor_to(o->out, i, o->out_type), o->out_type);
 }
 
 /* By bytes, in pieces of 256 KiB: storing is cheaper than arithmetic, so a piece must be longer to be worth a
  * thread. */
-static void zero(Device *d, void *p, size_t bytes) {
+static void zero(Device *d, const ZeroArgs *o) {
     enum { STEP = 1 << 18 };
-    EACH_PIECE(d, i, (int64_t)bytes, STEP)
-    memset((char *)p + i, 0, (size_t)min_i64(STEP, (int64_t)bytes - i));
+    EACH_PIECE(d, i, (int64_t)o->bytes, STEP)
+    memset((char *)o->p + i, 0, (size_t)min_i64(STEP, (int64_t)o->bytes - i));
 }
 
 /* A number depends only on its element's index, so pieces may be cut anywhere. */
-static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
-                        double lo, double hi, float *out) {
-    RngRange range = rng_range(lo, hi);
-    EACH_PIECE(d, i, n, GRAIN)
-    kernels_of(d)->init_normal(min_i64(GRAIN, n - i), key, first + (uint64_t)i, mean, std, &range, out + i);
+static void init_normal(Device *d, const InitNormalArgs *o) {
+    RngRange range = rng_range(o->lo, o->hi);
+    EACH_PIECE(d, i, o->n, GRAIN) {
+        InitNormalArgs piece = *o;
+        piece.n = min_i64(GRAIN, o->n - i), piece.first += (uint64_t)i, piece.out += i;
+        kernels_of(d)->init_normal(&piece, &range);
+    }
 }
 
-static void fill(Device *d, int64_t n, float value, float *out) {
-    EACH_PIECE(d, i, n, GRAIN) {
-        for (int64_t e = i; e < min_i64(n, i + GRAIN); e++) out[e] = value;
+static void fill(Device *d, const FillArgs *o) {
+    EACH_PIECE(d, i, o->n, GRAIN) {
+        for (int64_t e = i; e < min_i64(o->n, i + GRAIN); e++) o->out[e] = o->value;
     }
 }
 
@@ -617,49 +628,49 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, bool primitives, Err
     Optimised *o = mem_alloc(sizeof *o);
     o->kernels = kernels;
     d->impl = o;
-    d->ops.gemm = gemm;
-    d->ops.embed_forward = embed_forward;
-    d->ops.embed_backward = embed_backward;
-    d->ops.norm_forward = norm_forward;
-    d->ops.norm_backward = norm_backward;
-    d->ops.qk_norm_forward = qk_norm_forward;
-    d->ops.qk_norm_backward = qk_norm_backward;
-    d->ops.qk_norm_sums = qk_norm_sums;
-    d->ops.gated_norm_forward = gated_norm_forward;
-    d->ops.gated_norm_backward = gated_norm_backward;
-    d->ops.rope = rope;
-    d->ops.queries_scale = queries_scale;
-    d->ops.bias_forward = bias_forward;
-    d->ops.bias_backward = bias_backward;
-    d->ops.activation_forward = activation_forward;
-    d->ops.activation_backward = activation_backward;
-    d->ops.add = add;
-    d->ops.scale = scale;
-    d->ops.softcap = softcap;
-    d->ops.sum_parts = sum_parts;
-    d->ops.copy_rows = copy_rows;
-    d->ops.sum_parts_i64 = sum_parts_i64;
-    d->ops.loss_records = loss_records;
-    d->ops.cross_entropy = cross_entropy;
-    d->ops.adamw = adamw;
-    d->ops.sgd = sgd;
-    d->ops.muon_momentum = muon_momentum;
-    d->ops.muon_normalise = muon_normalise;
-    d->ops.newton_schulz = newton_schulz;
-    d->ops.muon_apply = muon_apply;
-    d->ops.average = average;
-    d->ops.grad_stats = grad_stats;
-    d->ops.fixed_add = fixed_add;
-    d->ops.fixed_to_float = fixed_to_float;
-    d->ops.cast = cast;
-    d->ops.zero = zero;
-    d->ops.init_normal = init_normal;
-    d->ops.fill = fill;
-    d->ops.scratch_bytes = optimised_scratch_bytes;
-    optimised_fill_attention(&d->ops);
-    optimised_fill_scans(&d->ops);
-    optimised_fill_experts(&d->ops);
-    optimised_fill_latent(&d->ops);
+    d->ops->gemm = gemm;
+    d->ops->embed_forward = embed_forward;
+    d->ops->embed_backward = embed_backward;
+    d->ops->norm_forward = norm_forward;
+    d->ops->norm_backward = norm_backward;
+    d->ops->qk_norm_forward = qk_norm_forward;
+    d->ops->qk_norm_backward = qk_norm_backward;
+    d->ops->qk_norm_sums = qk_norm_sums;
+    d->ops->gated_norm_forward = gated_norm_forward;
+    d->ops->gated_norm_backward = gated_norm_backward;
+    d->ops->rope = rope;
+    d->ops->queries_scale = queries_scale;
+    d->ops->bias_forward = bias_forward;
+    d->ops->bias_backward = bias_backward;
+    d->ops->activation_forward = activation_forward;
+    d->ops->activation_backward = activation_backward;
+    d->ops->add = add;
+    d->ops->scale = scale;
+    d->ops->softcap = softcap;
+    d->ops->sum_parts = sum_parts;
+    d->ops->copy_rows = copy_rows;
+    d->ops->sum_parts_i64 = sum_parts_i64;
+    d->ops->loss_records = loss_records;
+    d->ops->cross_entropy = cross_entropy;
+    d->ops->adamw = adamw;
+    d->ops->sgd = sgd;
+    d->ops->muon_momentum = muon_momentum;
+    d->ops->muon_normalise = muon_normalise;
+    d->ops->newton_schulz = newton_schulz;
+    d->ops->muon_apply = muon_apply;
+    d->ops->average = average;
+    d->ops->grad_stats = grad_stats;
+    d->ops->fixed_add = fixed_add;
+    d->ops->fixed_to_float = fixed_to_float;
+    d->ops->cast = cast;
+    d->ops->zero = zero;
+    d->ops->init_normal = init_normal;
+    d->ops->fill = fill;
+    d->runtime.scratch_bytes = optimised_scratch_bytes;
+    optimised_fill_attention(d->ops);
+    optimised_fill_scans(d->ops);
+    optimised_fill_experts(d->ops);
+    optimised_fill_latent(d->ops);
     return gemm_open(&o->gemm, kernels, primitives, d->threads, err);
 }
 

@@ -6,7 +6,7 @@
 
 #include "device/cpu/gemm.h"
 #include "device/cpu/kernels.h"
-#include "device/device.h"
+#include "device/ops/ops.h"
 
 typedef struct Optimised {
     const Kernels *kernels;

@@ -96,40 +96,38 @@ static void run_forward(Device *d, const Flash *f) {
 }
 
 /* FLOPs of two products, q k and p v. Backward has five: q k again, do v, and those of dq, dk and dv. */
-static void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
-                              const int32_t *first_key, void *out, float *lse, Dtype c) {
-    Flash f = flash_of(s, r, q, kv, first_key, c);
-    f.out = out;
-    f.lse = lse;
+static void attention_forward(Device *d, const AttentionForwardArgs *o) {
+    Flash f = flash_of(o->s, o->r, o->q, o->kv, o->first_key, o->c);
+    f.out = o->out;
+    f.lse = o->lse;
     count_flops(d, OP_ATTENTION_FORWARD, &f, 2);
     run_forward(d, &f);
 }
 
 /* A prompt is processed as in training, by blocks of queries. A few tokens are processed query by query, on
  * one thread as long as the cache is so short that waking others would take longer. */
-static void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
-                             const void *v_cache, void *out, Dtype c) {
+static void attention_decode(Device *d, const AttentionDecodeArgs *o) {
     enum { FEW = 8 }; /* queries; too few to fill the lanes of a block */
-    CHECK(s.head_dim <= HEAD_DIM_MAX);
-    Flash f = {.s = s,
-               .c = c,
-               .q = qkv,
-               .k = k_cache,
-               .v = v_cache,
-               .q_row = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim,
-               .kv_row = (int64_t)s.kv_heads * s.head_dim,
-               .offset = start,
-               .keys = start + s.tokens,
-               .out = out};
+    CHECK(o->s.head_dim <= HEAD_DIM_MAX);
+    Flash f = {.s = o->s,
+               .c = o->c,
+               .q = o->qkv,
+               .k = o->k_cache,
+               .v = o->v_cache,
+               .q_row = (o->s.heads + 2 * (int64_t)o->s.kv_heads) * o->s.head_dim,
+               .kv_row = (int64_t)o->s.kv_heads * o->s.head_dim,
+               .offset = o->start,
+               .keys = o->start + o->s.tokens,
+               .out = o->out};
     count_flops(d, OP_ATTENTION_DECODE, &f, 2);
-    if (s.tokens >= FEW) {
+    if (o->s.tokens >= FEW) {
         run_forward(d, &f);
         return;
     }
     const Kernels *kernels = optimised_of(d)->kernels;
-    int64_t tasks = s.tokens * s.heads;
-#pragma omp parallel for num_threads(d->threads) schedule(static) if (tasks * start > 1024)
-    for (int64_t t = 0; t < tasks; t++) kernels->flash_decode(&f, t % s.heads, t / s.heads);
+    int64_t tasks = o->s.tokens * o->s.heads;
+#pragma omp parallel for num_threads(d->threads) schedule(static) if (tasks * o->start > 1024)
+    for (int64_t t = 0; t < tasks; t++) kernels->flash_decode(&f, t % o->s.heads, t / o->s.heads);
 }
 
 /* ---- backward ---- */
@@ -164,20 +162,18 @@ static void run_backward(Device *d, const Flash *f, const Areas *areas) {
     }
 }
 
-static void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
-                               const int32_t *first_key, const void *out, const float *lse, const void *dout,
-                               void *dq, void *dkv, Dtype c) {
-    Flash f = flash_of(s, r, q, kv, first_key, c);
-    int64_t width = (int64_t)s.kv_heads * s.head_dim;
-    f.kept = out;
-    f.kept_lse = lse;
-    f.dout = dout;
-    f.dq = dq;
-    f.dkv_type = r.partial ? DTYPE_F32 : c;
-    f.dkv_row = r.partial ? 2 * width : r.kv_row;
-    f.dk = dkv;
-    f.dv = tensor_to(dkv, width, f.dkv_type);
-    Areas areas = areas_of(d, s);
+static void attention_backward(Device *d, const AttentionBackwardArgs *o) {
+    Flash f = flash_of(o->s, o->r, o->q, o->kv, o->first_key, o->c);
+    int64_t width = (int64_t)o->s.kv_heads * o->s.head_dim;
+    f.kept = o->out;
+    f.kept_lse = o->lse;
+    f.dout = o->dout;
+    f.dq = o->dq;
+    f.dkv_type = o->r.partial ? DTYPE_F32 : o->c;
+    f.dkv_row = o->r.partial ? 2 * width : o->r.kv_row;
+    f.dk = o->dkv;
+    f.dv = tensor_to(o->dkv, width, f.dkv_type);
+    Areas areas = areas_of(d, o->s);
     CHECK(d->scratch_size >= areas.bytes);
     count_flops(d, OP_ATTENTION_BACKWARD, &f, 5);
     prepare_backward(d, &f, &areas);
@@ -201,9 +197,9 @@ static double sink_gradient(AttentionShape s, int64_t head, const void *out, con
     return sum;
 }
 
-static void sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse, const void *dout,
-                           float *dsinks, Dtype c) {
-    EACH_PIECE(d, head, s.heads, 1) dsinks[head] -= (float)sink_gradient(s, head, out, lse, dout, c);
+static void sinks_backward(Device *d, const SinksBackwardArgs *o) {
+    EACH_PIECE(d, head, o->s.heads, 1)
+    o->dsinks[head] -= (float)sink_gradient(o->s, head, o->out, o->lse, o->dout, o->c);
 }
 
 void optimised_fill_attention(Ops *ops) {

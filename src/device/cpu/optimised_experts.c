@@ -6,61 +6,58 @@
 
 /* ---- routing ---- */
 
-static void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
-    int64_t step = rows_for(s.experts * (int64_t)s.chosen);
-    EACH_PIECE(d, first, s.tokens, step) {
-        for (int64_t t = first; t < min_i64(s.tokens, first + step); t++)
-            route_token(s, r.scores + t * s.experts, r.chosen + t * s.chosen, r.weights + t * s.chosen);
+static void route(Device *d, const RouteArgs *o) {
+    int64_t step = rows_for(o->s.experts * (int64_t)o->s.chosen);
+    EACH_PIECE(d, first, o->s.tokens, step) {
+        for (int64_t t = first; t < min_i64(o->s.tokens, first + step); t++)
+            route_token(o->s, o->r.scores + t * o->s.experts, o->r.chosen + t * o->s.chosen,
+                        o->r.weights + t * o->s.chosen);
     }
-    route_order(s, r, counts);
+    route_order(o->s, o->r, o->counts);
 }
 
 /* slopes: derivative of the sequence's balance loss for each expert. */
-static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweights, const double *slopes,
-                           double scale, float *balance, void *dlogits, Dtype c) {
+static void token_backward(const RouteBackwardArgs *o, int64_t t, const double *slopes, double scale) {
     double ds[EXPERTS_MAX], mean = 0, along = 0, value = 0;
-    const float *scores = r.scores + t * s.experts, *weights = r.weights + t * s.chosen;
-    const int32_t *chosen = r.chosen + t * s.chosen;
-    const float *dw = dweights + t * s.chosen;
-    double divisor = route_divisor(s, scores, chosen), factor = route_factor(s);
-    for (int e = 0; e < s.experts; e++) {
+    const float *scores = o->r.scores + t * o->s.experts, *weights = o->r.weights + t * o->s.chosen;
+    const int32_t *chosen = o->r.chosen + t * o->s.chosen;
+    const float *dw = o->dweights + t * o->s.chosen;
+    double divisor = route_divisor(o->s, scores, chosen), factor = route_factor(o->s);
+    for (int e = 0; e < o->s.experts; e++) {
         ds[e] = slopes[e] * scale;
         value += slopes[e] * (double)scores[e];
     }
-    for (int i = 0; i < s.chosen && s.normalise; i++) along += (double)dw[i] * (double)weights[i];
-    for (int i = 0; i < s.chosen; i++) ds[chosen[i]] += (factor * (double)dw[i] - along) / divisor;
-    for (int e = 0; e < s.experts && !s.sigmoid; e++) mean += (double)scores[e] * ds[e];
-    for (int e = 0; e < s.experts; e++) {
-        double slope = s.sigmoid ? ds[e] * (1 - (double)scores[e]) : ds[e] - mean;
-        tensor_set(dlogits, t * s.experts + e, c, (float)((double)scores[e] * slope));
+    for (int i = 0; i < o->s.chosen && o->s.normalise; i++) along += (double)dw[i] * (double)weights[i];
+    for (int i = 0; i < o->s.chosen; i++) ds[chosen[i]] += (factor * (double)dw[i] - along) / divisor;
+    for (int e = 0; e < o->s.experts && !o->s.sigmoid; e++) mean += (double)scores[e] * ds[e];
+    for (int e = 0; e < o->s.experts; e++) {
+        double slope = o->s.sigmoid ? ds[e] * (1 - (double)scores[e]) : ds[e] - mean;
+        tensor_set(o->dlogits, t * o->s.experts + e, o->c, (float)((double)scores[e] * slope));
     }
-    balance[t] = (float)value;
+    o->balance[t] = (float)value;
 }
 
-static void route_backward(Device *d, RouteShape s, Routes r, const int64_t *counts, const float *dweights,
-                           const float *scale, float *balance, void *dlogits, Dtype c) {
-    int64_t step = rows_for(s.experts);
-    for (int64_t start = 0, tokens; start < s.tokens; start += tokens) {
+static void route_backward(Device *d, const RouteBackwardArgs *o) {
+    int64_t step = rows_for(o->s.experts);
+    for (int64_t start = 0, tokens; start < o->s.tokens; start += tokens) {
         double slopes[EXPERTS_MAX];
-        tokens = route_next(s, start) - start;
-        route_slopes(s, counts, start, slopes);
+        tokens = route_next(o->s, start) - start;
+        route_slopes(o->s, o->counts, start, slopes);
         EACH_PIECE(d, first, tokens, step) {
             for (int64_t t = first; t < min_i64(tokens, first + step); t++)
-                token_backward(s, r, start + t, dweights, slopes, (double)*scale, balance, dlogits, c);
+                token_backward(o, start + t, slopes, (double)*o->scale);
         }
     }
 }
 
 /* ---- products ---- */
 
-static void grouped_gemm(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                         const void *b, Dtype ab_type, void *c, Dtype c_type, KSplit splits) {
-    gemm_run_grouped(optimised_of(d)->gemm, d, e, trans_b, n, k, a, b, ab_type, c, c_type, splits);
+static void grouped_gemm(Device *d, const GroupedGemmArgs *o) {
+    gemm_run_grouped(optimised_of(d)->gemm, d, o);
 }
 
-static void grouped_gemm_wgrad(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
-                               Dtype ab_type, float *c, bool accumulate, bool sliced) {
-    gemm_run_grouped_wgrad(optimised_of(d)->gemm, d, e, m, n, a, b, ab_type, c, accumulate, sliced);
+static void grouped_gemm_wgrad(Device *d, const GroupedGemmWgradArgs *o) {
+    gemm_run_grouped_wgrad(optimised_of(d)->gemm, d, o);
 }
 
 /* ---- rows ---- */
@@ -76,27 +73,25 @@ static void add_row(int64_t n, const void *row, float weight, float *sum, Dtype 
 }
 
 /* Columns first .. first+n-1 of token t. Without `weighed` the weight is 1, which changes nothing. */
-static void combine_columns(const Device *d, RouteShape s, const Routes *r, int64_t hidden, const void *rows,
-                            bool weighed, bool add, void *y, Dtype c, int64_t t, int64_t first, int64_t n) {
+static void combine_columns(const Device *d, const CombineArgs *o, int64_t t, int64_t first, int64_t n) {
     float sum[COLUMNS];
-    void *to = tensor_to(y, t * hidden + first, c);
-    if (add)
-        kernels_of(d)->cast(n, to, c, sum, DTYPE_F32);
+    void *to = tensor_to(o->y, t * o->hidden + first, o->c);
+    if (o->add)
+        kernels_of(d)->cast(n, to, o->c, sum, DTYPE_F32);
     else
         memset(sum, 0, (size_t)n * sizeof *sum);
-    for (int64_t j = t * s.chosen; j < (t + 1) * s.chosen; j++)
-        add_row(n, tensor_at(rows, r->row[j] * hidden + first, c), weighed ? r->weights[j] : 1, sum, c);
-    kernels_of(d)->cast(n, sum, DTYPE_F32, to, c);
+    for (int64_t j = t * o->s.chosen; j < (t + 1) * o->s.chosen; j++)
+        add_row(n, tensor_at(o->rows, o->r.row[j] * o->hidden + first, o->c),
+                o->weighed ? o->r.weights[j] : 1, sum, o->c);
+    kernels_of(d)->cast(n, sum, DTYPE_F32, to, o->c);
 }
 
-static void combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
-                    bool add, void *y, Dtype c) {
-    int64_t step = rows_for(hidden * s.chosen);
-    EACH_PIECE(d, first, s.tokens, step) {
-        for (int64_t t = first; t < min_i64(s.tokens, first + step); t++)
-            for (int64_t i = 0; i < hidden; i += COLUMNS)
-                combine_columns(d, s, &r, hidden, rows, weighed, add, y, c, t, i,
-                                min_i64(COLUMNS, hidden - i));
+static void combine(Device *d, const CombineArgs *o) {
+    int64_t step = rows_for(o->hidden * o->s.chosen);
+    EACH_PIECE(d, first, o->s.tokens, step) {
+        for (int64_t t = first; t < min_i64(o->s.tokens, first + step); t++)
+            for (int64_t i = 0; i < o->hidden; i += COLUMNS)
+                combine_columns(d, o, t, i, min_i64(COLUMNS, o->hidden - i));
     }
 }
 
@@ -141,24 +136,24 @@ static float weigh_row(const Device *d, int64_t inter, int splits, void *act, vo
     return weights_tree(splits, sums);
 }
 
-static void combine_backward(Device *d, RouteShape s, Routes r, int64_t inter, int splits, void *act,
-                             void *dact, float *dweights, Dtype c) {
-    int64_t step = rows_for(inter), assignments = s.tokens * s.chosen;
+static void combine_backward(Device *d, const CombineBackwardArgs *o) {
+    int64_t step = rows_for(o->inter), assignments = o->s.tokens * o->s.chosen;
     EACH_PIECE(d, first, assignments, step) {
         for (int64_t j = first; j < min_i64(assignments, first + step); j++) {
-            int64_t at = (r.row ? r.row[j] : j) * inter;
-            dweights[j] =
-                weigh_row(d, inter, splits, tensor_to(act, at, c), tensor_to(dact, at, c), r.weights[j], c);
+            int64_t at = (o->r.row ? o->r.row[j] : j) * o->inter;
+            o->dweights[j] = weigh_row(d, o->inter, o->splits, tensor_to(o->act, at, o->c),
+                                       tensor_to(o->dact, at, o->c), o->r.weights[j], o->c);
         }
     }
 }
 
-static void permute(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows, Dtype c) {
-    int64_t step = rows_for(hidden), assignments = s.tokens * s.chosen;
+static void permute(Device *d, const PermuteArgs *o) {
+    int64_t step = rows_for(o->hidden), assignments = o->s.tokens * o->s.chosen;
     EACH_PIECE(d, first, assignments, step) {
         for (int64_t j = first; j < min_i64(assignments, first + step); j++)
-            kernels_of(d)->embed_row(hidden, tensor_at(x, j / s.chosen * hidden, c), r.weights[j], false,
-                                     tensor_to(rows, r.row[j] * hidden, c), c);
+            kernels_of(d)->embed_row(o->hidden, tensor_at(o->x, j / o->s.chosen * o->hidden, o->c),
+                                     o->r.weights[j], false,
+                                     tensor_to(o->rows, o->r.row[j] * o->hidden, o->c), o->c);
     }
 }
 
@@ -175,40 +170,39 @@ static float weights_row(const Device *d, int64_t n, int runs, int splits, const
     return weights_tree(splits, sums);
 }
 
-static void permute_dweights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int splits,
-                             const void *y, const void *dy, float *dweights, Dtype c) {
-    int64_t step = rows_for(runs * n), assignments = s.tokens * s.chosen;
+static void permute_dweights(Device *d, const PermuteDweightsArgs *o) {
+    int64_t step = rows_for(o->runs * o->n), assignments = o->s.tokens * o->s.chosen;
     EACH_PIECE(d, first, assignments, step) {
         for (int64_t j = first; j < min_i64(assignments, first + step); j++) {
-            int64_t at = (r.row ? r.row[j] : j) * runs * n;
-            dweights[j] =
-                weights_row(d, n, runs, splits, tensor_at(y, at, c), tensor_at(dy, at, c), r.weights[j], c);
+            int64_t at = (o->r.row ? o->r.row[j] : j) * o->runs * o->n;
+            o->dweights[j] = weights_row(d, o->n, o->runs, o->splits, tensor_at(o->y, at, o->c),
+                                         tensor_at(o->dy, at, o->c), o->r.weights[j], o->c);
         }
     }
 }
 
 /* ---- biases ---- */
 
-static void experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
-    int64_t step = rows_for(n);
-    for (int i = 0; i < e.experts; i++) {
-        int64_t begin = e.first[i], end = e.first[i + 1];
+static void experts_bias_forward(Device *d, const ExpertsBiasForwardArgs *o) {
+    int64_t step = rows_for(o->n);
+    for (int i = 0; i < o->e.experts; i++) {
+        int64_t begin = o->e.first[i], end = o->e.first[i + 1];
         EACH_PIECE(d, row, end - begin, step)
-        kernels_of(d)->bias_forward(min_i64(step, end - begin - row), n, tensor_to(y, (begin + row) * n, c),
-                                    bias + i * n, c);
+        kernels_of(d)->bias_forward(min_i64(step, end - begin - row), o->n,
+                                    tensor_to(o->y, (begin + row) * o->n, o->c), o->bias + i * o->n, o->c);
     }
 }
 
 /* Columns first .. first+count-1 of expert e: summed by one thread, in double, so that the result depends
  * neither on how rows are cut nor on the number of threads. */
-static void bias_columns(RouteShape s, Routes r, int e, int64_t n, int64_t first, int64_t count,
-                         const void *dy, bool weighed, float *dbias, Dtype c) {
+static void bias_columns(const ExpertsBiasBackwardArgs *o, int e, int64_t first, int64_t count) {
     double sum[COLUMNS] = {0};
-    for (int64_t row = r.first[e]; row < r.first[e + 1]; row++) {
-        double weight = weighed ? (double)r.weights[route_assignment(s, r, row, e)] : 1;
-        for (int64_t i = 0; i < count; i++) sum[i] += weight * (double)tensor_get(dy, row * n + first + i, c);
+    for (int64_t row = o->r.first[e]; row < o->r.first[e + 1]; row++) {
+        double weight = o->weighed ? (double)o->r.weights[route_assignment(o->s, o->r, row, e)] : 1;
+        for (int64_t i = 0; i < count; i++)
+            sum[i] += weight * (double)tensor_get(o->dy, row * o->n + first + i, o->c);
     }
-    for (int64_t i = 0; i < count; i++) dbias[e * n + first + i] += (float)sum[i];
+    for (int64_t i = 0; i < count; i++) o->dbias[e * o->n + first + i] += (float)sum[i];
 }
 
 static float dot_bias(int64_t n, const void *dy, const float *bias, Dtype c) {
@@ -217,17 +211,17 @@ static float dot_bias(int64_t n, const void *dy, const float *bias, Dtype c) {
     return (float)sum;
 }
 
-static void experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy, bool weighed,
-                                  const float *bias, float *dbias, float *dweights, Dtype c) {
-    int64_t columns = splits_of(n, COLUMNS), step = rows_for(n);
-    EACH_PIECE(d, i, s.experts * columns, 1) {
+static void experts_bias_backward(Device *d, const ExpertsBiasBackwardArgs *o) {
+    int64_t columns = splits_of(o->n, COLUMNS), step = rows_for(o->n);
+    EACH_PIECE(d, i, o->s.experts * columns, 1) {
         int64_t first = i % columns * COLUMNS;
-        bias_columns(s, r, (int)(i / columns), n, first, min_i64(COLUMNS, n - first), dy, weighed, dbias, c);
+        bias_columns(o, (int)(i / columns), first, min_i64(COLUMNS, o->n - first));
     }
-    if (!weighed) return;
-    EACH_PIECE(d, first, s.tokens * s.chosen, step) {
-        for (int64_t j = first; j < min_i64(s.tokens * s.chosen, first + step); j++)
-            dweights[j] += dot_bias(n, tensor_at(dy, r.row[j] * n, c), bias + r.chosen[j] * n, c);
+    if (!o->weighed) return;
+    EACH_PIECE(d, first, o->s.tokens * o->s.chosen, step) {
+        for (int64_t j = first; j < min_i64(o->s.tokens * o->s.chosen, first + step); j++)
+            o->dweights[j] += dot_bias(o->n, tensor_at(o->dy, o->r.row[j] * o->n, o->c),
+                                       o->bias + o->r.chosen[j] * o->n, o->c);
     }
 }
 

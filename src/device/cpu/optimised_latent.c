@@ -81,15 +81,14 @@ static void latent_heads(const Device *d, LatentShape s, const float *angles, co
 }
 
 /* The rotated key is the same in all heads, so it is rotated once. */
-static void latent_forward(Device *d, LatentShape s, const void *q, const void *own, const void *key,
-                           const int32_t *positions, const float *cos_sin, void *qkv, Dtype c) {
-    int64_t row = 3 * s.heads * latent_head(s), own_row = s.heads * (int64_t)(s.plain + s.value),
-            step = rows_for(row);
-    EACH_PIECE(d, first, s.tokens, step) {
-        for (int64_t t = first; t < min_i64(s.tokens, first + step); t++)
-            latent_heads(d, s, cos_sin + (int64_t)positions[t] * s.turned, tensor_at(q, t * s.q_row, c),
-                         tensor_at(own, t * own_row, c), tensor_at(key, t * s.key_row, c),
-                         tensor_to(qkv, t * row, c), c);
+static void latent_forward(Device *d, const LatentForwardArgs *o) {
+    int64_t row = 3 * o->s.heads * latent_head(o->s),
+            own_row = o->s.heads * (int64_t)(o->s.plain + o->s.value), step = rows_for(row);
+    EACH_PIECE(d, first, o->s.tokens, step) {
+        for (int64_t t = first; t < min_i64(o->s.tokens, first + step); t++)
+            latent_heads(d, o->s, o->cos_sin + (int64_t)o->positions[t] * o->s.turned,
+                         tensor_at(o->q, t * o->s.q_row, o->c), tensor_at(o->own, t * own_row, o->c),
+                         tensor_at(o->key, t * o->s.key_row, o->c), tensor_to(o->qkv, t * row, o->c), o->c);
     }
 }
 
@@ -109,15 +108,15 @@ static void latent_gradients(const Device *d, LatentShape s, const float *angles
     }
 }
 
-static void latent_backward(Device *d, LatentShape s, const void *dqkv, const int32_t *positions,
-                            const float *cos_sin, void *dq, void *down, void *dkey, Dtype c) {
-    int64_t row = 3 * s.heads * latent_head(s), own_row = s.heads * (int64_t)(s.plain + s.value),
-            step = rows_for(row);
-    EACH_PIECE(d, first, s.tokens, step) {
-        for (int64_t t = first; t < min_i64(s.tokens, first + step); t++)
-            latent_gradients(d, s, cos_sin + (int64_t)positions[t] * s.turned, tensor_at(dqkv, t * row, c),
-                             tensor_to(dq, t * s.q_row, c), tensor_to(down, t * own_row, c),
-                             tensor_to(dkey, t * s.key_row, s.partial ? DTYPE_F32 : c), c);
+static void latent_backward(Device *d, const LatentBackwardArgs *o) {
+    int64_t row = 3 * o->s.heads * latent_head(o->s),
+            own_row = o->s.heads * (int64_t)(o->s.plain + o->s.value), step = rows_for(row);
+    EACH_PIECE(d, first, o->s.tokens, step) {
+        for (int64_t t = first; t < min_i64(o->s.tokens, first + step); t++)
+            latent_gradients(d, o->s, o->cos_sin + (int64_t)o->positions[t] * o->s.turned,
+                             tensor_at(o->dqkv, t * row, o->c), tensor_to(o->dq, t * o->s.q_row, o->c),
+                             tensor_to(o->down, t * own_row, o->c),
+                             tensor_to(o->dkey, t * o->s.key_row, o->s.partial ? DTYPE_F32 : o->c), o->c);
     }
 }
 

@@ -3,88 +3,84 @@
  * over tokens are cut by rows. */
 #include "device/cpu/optimised.h"
 
-static void conv_forward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
-                         float *tail, void *y, Dtype c) {
-    EACH_PIECE(d, first, s.width, SCAN_CHANNELS)
-    kernels_of(d)->conv_forward(s, first, min_i64(SCAN_CHANNELS, s.width - first), x, w, first_key, tail, y,
-                                c);
+static void conv_forward(Device *d, const ConvForwardArgs *o) {
+    EACH_PIECE(d, first, o->s.width, SCAN_CHANNELS)
+    kernels_of(d)->conv_forward(o, first, min_i64(SCAN_CHANNELS, o->s.width - first));
 }
 
-static void conv_backward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
-                          const void *dy, void *dx, float *dw, Dtype c) {
-    EACH_PIECE(d, first, s.width, SCAN_CHANNELS)
-    kernels_of(d)->conv_backward(s, first, min_i64(SCAN_CHANNELS, s.width - first), x, w, first_key, dy, dx,
-                                 dw, c);
+static void conv_backward(Device *d, const ConvBackwardArgs *o) {
+    EACH_PIECE(d, first, o->s.width, SCAN_CHANNELS)
+    kernels_of(d)->conv_backward(o, first, min_i64(SCAN_CHANNELS, o->s.width - first));
 }
 
-static void scan_forward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, float *state,
-                         float *h, Dtype c) {
-    EACH_PIECE(d, first, s.width, SCAN_CHANNELS)
-    kernels_of(d)->scan_forward(s, first, min_i64(SCAN_CHANNELS, s.width - first), in, first_key, state, h,
-                                c);
+static void scan_forward(Device *d, const ScanForwardArgs *o) {
+    EACH_PIECE(d, first, o->s.width, SCAN_CHANNELS)
+    kernels_of(d)->scan_forward(o, first, min_i64(SCAN_CHANNELS, o->s.width - first));
 }
 
-static void scan_gate(Device *d, ScanShape s, const void *gate, const float *h, void *out, Dtype c) {
-    int64_t step = rows_for(s.width), tokens = s.tokens;
+static void scan_gate(Device *d, const ScanGateArgs *o) {
+    int64_t step = rows_for(o->s.width), tokens = o->s.tokens;
     EACH_PIECE(d, first, tokens, step) {
-        ScanShape piece = s;
+        ScanShape piece = o->s;
         piece.tokens = min_i64(step, tokens - first);
-        kernels_of(d)->scan_gate(piece, tensor_at(gate, first * s.gate_row, c), h + first * s.width,
-                                 tensor_to(out, first * s.width, c), c);
+        kernels_of(d)->scan_gate(piece, tensor_at(o->gate, first * o->s.gate_row, o->c),
+                                 o->h + first * o->s.width, tensor_to(o->out, first * o->s.width, o->c),
+                                 o->c);
     }
 }
 
-static void scan_backward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, const float *h,
-                          const void *dout, ScanGradients out, Dtype c) {
-    EACH_PIECE(d, first, s.width, SCAN_CHANNELS)
-    kernels_of(d)->scan_backward(s, first, min_i64(SCAN_CHANNELS, s.width - first), in, first_key, h, dout,
-                                 out, c);
+static void scan_backward(Device *d, const ScanBackwardArgs *o) {
+    EACH_PIECE(d, first, o->s.width, SCAN_CHANNELS)
+    kernels_of(d)->scan_backward(o, first, min_i64(SCAN_CHANNELS, o->s.width - first));
 }
 
 /* ---- Mamba-2 ---- */
 
 /* Heads are independent: in forward, a piece is one head, through all tokens. */
-static void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key, float *state,
-                          float *starts, void *y, Dtype c) {
-    MambaRun r = {.s = s, .in = in, .first_key = first_key, .c = c, .starts = starts, .state = state, .y = y};
-    size_t bytes = (size_t)(s.head_dim * s.state) * sizeof(float);
-    EACH_PIECE(d, head, s.heads, 1) {
-        int64_t at = mamba_state_at(&s, head, 0);
-        if (state)
-            memcpy(starts + at, state + at, bytes);
+static void mamba_forward(Device *d, const MambaForwardArgs *o) {
+    MambaRun r = {.s = o->s,
+                  .in = o->in,
+                  .first_key = o->first_key,
+                  .c = o->c,
+                  .starts = o->starts,
+                  .state = o->state,
+                  .y = o->y};
+    size_t bytes = (size_t)(o->s.head_dim * o->s.state) * sizeof(float);
+    EACH_PIECE(d, head, o->s.heads, 1) {
+        int64_t at = mamba_state_at(&o->s, head, 0);
+        if (o->state)
+            memcpy(o->starts + at, o->state + at, bytes);
         else
-            memset(starts + at, 0, bytes);
-        for (int64_t first = 0; first < s.tokens; first += MAMBA_CHUNK)
-            kernels_of(d)->mamba_forward(&r, head, first, min_i64(MAMBA_CHUNK, s.tokens - first));
+            memset(o->starts + at, 0, bytes);
+        for (int64_t first = 0; first < o->s.tokens; first += MAMBA_CHUNK)
+            kernels_of(d)->mamba_forward(&r, head, first, min_i64(MAMBA_CHUNK, o->s.tokens - first));
     }
-    mamba_profile(d, OP_MAMBA_FORWARD, &s);
+    mamba_profile(d, OP_MAMBA_FORWARD, &o->s);
 }
 
 /* Heads of a group contribute to the same sums, dB and dC. Their partial sums are added, in the order of the
  * heads, when those of a chunk are complete. */
-static void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key,
-                           const float *starts, const void *dy, float *carry, float *room, MambaGradients out,
-                           Dtype c) {
-    MambaRun r = {.s = s,
-                  .in = in,
-                  .first_key = first_key,
-                  .c = c,
-                  .starts = (float *)(uintptr_t)starts,
-                  .dy = dy,
-                  .carry = carry,
-                  .room = room,
-                  .out = out};
-    int64_t step = rows_for(2 * s.heads * s.state);
-    memset(carry, 0, (size_t)mamba_state_at(&s, s.heads, 0) * sizeof *carry);
-    for (int64_t first = (mamba_starts(s.tokens) - 1) * MAMBA_CHUNK; first >= 0; first -= MAMBA_CHUNK) {
-        int64_t count = min_i64(MAMBA_CHUNK, s.tokens - first);
-        EACH_PIECE(d, head, s.heads, 1)
+static void mamba_backward(Device *d, const MambaBackwardArgs *o) {
+    MambaRun r = {.s = o->s,
+                  .in = o->in,
+                  .first_key = o->first_key,
+                  .c = o->c,
+                  .starts = (float *)(uintptr_t)o->starts,
+                  .dy = o->dy,
+                  .carry = o->carry,
+                  .room = o->room,
+                  .out = o->out};
+    int64_t step = rows_for(2 * o->s.heads * o->s.state);
+    memset(o->carry, 0, (size_t)mamba_state_at(&o->s, o->s.heads, 0) * sizeof *o->carry);
+    for (int64_t first = (mamba_starts(o->s.tokens) - 1) * MAMBA_CHUNK; first >= 0; first -= MAMBA_CHUNK) {
+        int64_t count = min_i64(MAMBA_CHUNK, o->s.tokens - first);
+        EACH_PIECE(d, head, o->s.heads, 1)
         kernels_of(d)->mamba_backward(&r, head, first, count);
         EACH_PIECE(d, i, count, step) {
             for (int64_t t = i; t < min_i64(count, i + step); t++) kernels_of(d)->mamba_sum(&r, first, t);
         }
     }
-    mamba_profile(d, OP_MAMBA_BACKWARD, &s);
+    mamba_profile(d, OP_MAMBA_BACKWARD, &o->s);
 }
 
 void optimised_fill_scans(Ops *ops) {

@@ -2,7 +2,7 @@
  * stochastic rounding. Part of kernels_all.h.
  *
  * Random words are made for one chunk of STATE_CHUNK elements at a time. Its STATE_BLOCKS Philox blocks are
- * computed in parallel, one per vector lane. device.h (StateStore) lays the words out over elements such that
+ * computed in parallel, one per vector lane. StateStore (shapes.h) lays the words out over elements such that
  * no lane has to move, for any VLEN.
  *
  * Elsewhere called: fused optimizer, fused AdamW. */
@@ -76,18 +76,19 @@ INLINE void adamw_run(int64_t n, AdamW a, const OptimizerStep *step, float *para
     }
 }
 
-static void adamw(int64_t n, AdamW a, StateStore s, OptimizerStep step, float *param, const float *grad,
-                  void *m, void *v, uint16_t *copy) {
+static void adamw(const AdamWArgs *o) {
+    OptimizerStep step = *o->step;
+    StateStore s = o->s;
     if (s.type == DTYPE_F32) {
-        adamw_run(n, a, &step, param, grad, m, v, copy, NULL, DTYPE_F32);
+        adamw_run(o->n, o->constants, &step, o->param, o->grad, o->m, o->v, o->copy, NULL, DTYPE_F32);
         return;
     }
     uint32_t chunk[STATE_CHUNK + VLEN] = {0};
     const uint32_t *words;
-    for (int64_t i = 0, count; i < n; i += count) {
-        count = words_from(&s, step.number, i, n, chunk, &words);
-        adamw_run(count, a, &step, param + i, grad + i, (uint16_t *)m + i, (uint16_t *)v + i,
-                  copy ? copy + i : NULL, words, DTYPE_BF16);
+    for (int64_t i = 0, count; i < o->n; i += count) {
+        count = words_from(&s, step.number, i, o->n, chunk, &words);
+        adamw_run(count, o->constants, &step, o->param + i, o->grad + i, (uint16_t *)o->m + i,
+                  (uint16_t *)o->v + i, o->copy ? o->copy + i : NULL, words, DTYPE_BF16);
     }
 }
 
@@ -107,18 +108,19 @@ INLINE void sgd_run(int64_t n, Sgd o, const OptimizerStep *step, float *param, c
     }
 }
 
-static void sgd(int64_t n, Sgd o, StateStore s, OptimizerStep step, float *param, const float *grad,
-                void *momentum, uint16_t *copy) {
-    if (s.type == DTYPE_F32 || !momentum) {
-        sgd_run(n, o, &step, param, grad, momentum, copy, NULL, DTYPE_F32);
+static void sgd(const SgdArgs *o) {
+    OptimizerStep step = *o->step;
+    StateStore s = o->s;
+    if (s.type == DTYPE_F32 || !o->momentum) {
+        sgd_run(o->n, o->constants, &step, o->param, o->grad, o->momentum, o->copy, NULL, DTYPE_F32);
         return;
     }
     uint32_t chunk[STATE_CHUNK + VLEN] = {0};
     const uint32_t *words;
-    for (int64_t i = 0, count; i < n; i += count) {
-        count = words_from(&s, step.number, i, n, chunk, &words);
-        sgd_run(count, o, &step, param + i, grad + i, (uint16_t *)momentum + i, copy ? copy + i : NULL, words,
-                DTYPE_BF16);
+    for (int64_t i = 0, count; i < o->n; i += count) {
+        count = words_from(&s, step.number, i, o->n, chunk, &words);
+        sgd_run(count, o->constants, &step, o->param + i, o->grad + i, (uint16_t *)o->momentum + i,
+                o->copy ? o->copy + i : NULL, words, DTYPE_BF16);
     }
 }
 
@@ -132,17 +134,19 @@ INLINE void muon_momentum_run(int64_t n, Muon o, const OptimizerStep *step, cons
     }
 }
 
-static void muon_momentum(int64_t n, Muon o, StateStore s, OptimizerStep step, const float *grad,
-                          void *momentum, float *x) {
+static void muon_momentum(const MuonMomentumArgs *o, int64_t n) {
+    OptimizerStep step = *o->step;
+    StateStore s = o->s;
     if (s.type == DTYPE_F32) {
-        muon_momentum_run(n, o, &step, grad, momentum, x, NULL, DTYPE_F32);
+        muon_momentum_run(n, o->constants, &step, o->grad, o->momentum, o->x, NULL, DTYPE_F32);
         return;
     }
     uint32_t chunk[STATE_CHUNK + VLEN] = {0};
     const uint32_t *words;
     for (int64_t i = 0, count; i < n; i += count) {
         count = words_from(&s, step.number, i, n, chunk, &words);
-        muon_momentum_run(count, o, &step, grad + i, (uint16_t *)momentum + i, x + i, words, DTYPE_BF16);
+        muon_momentum_run(count, o->constants, &step, o->grad + i, (uint16_t *)o->momentum + i, o->x + i,
+                          words, DTYPE_BF16);
     }
 }
 

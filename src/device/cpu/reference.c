@@ -51,20 +51,18 @@ static float tree_of_partials(const Terms *t, const KSplit *l, int first, int co
 
 /* With one split, the previous C is the first term of the chain. With several, it is added to their finished
  * tree, parts of which other ranks may hold. */
-static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
-                 const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-                 KSplit splits) {
+static void gemm(Device *d, const GemmArgs *o) {
     if (d->profiling)
         d->profile[OP_GEMM].flops +=
-            2.0 * (double)m * (double)n * (double)(splits.runs ? split_length(splits) : k);
-    Terms t = {trans_a, trans_b, m, n, k, a, b, ab_type};
-    int count = splits.runs ? (int)splits_of(splits.run[0].length, splits.run[0].split_size) : 1;
-    for (int64_t i = 0; i < m; i++) {
-        for (int64_t j = 0; j < n; j++) {
-            float before = accumulate ? tensor_get(c, i * ldc + j, c_type) : 0;
-            float sum = count == 1 ? (float)split_dot(&t, &splits, 0, i, j, (double)before)
-                                   : before + tree_of_partials(&t, &splits, 0, count, i, j);
-            tensor_set(c, i * ldc + j, c_type, sum);
+            2.0 * (double)o->m * (double)o->n * (double)(o->splits.runs ? split_length(o->splits) : o->k);
+    Terms t = {o->trans_a, o->trans_b, o->m, o->n, o->k, o->a, o->b, o->ab_type};
+    int count = o->splits.runs ? (int)splits_of(o->splits.run[0].length, o->splits.run[0].split_size) : 1;
+    for (int64_t i = 0; i < o->m; i++) {
+        for (int64_t j = 0; j < o->n; j++) {
+            float before = o->accumulate ? tensor_get(o->c, i * o->ldc + j, o->c_type) : 0;
+            float sum = count == 1 ? (float)split_dot(&t, &o->splits, 0, i, j, (double)before)
+                                   : before + tree_of_partials(&t, &o->splits, 0, count, i, j);
+            tensor_set(o->c, i * o->ldc + j, o->c_type, sum);
         }
     }
 }
@@ -72,26 +70,25 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
 /* ---- embedding, norms, biases ---- */
 
 /* Without `add` rows are set, not added to zeros: -0 stays -0. */
-static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
-                          EmbedRows rows, float scale, bool add, void *out, Dtype c) {
+static void embed_forward(Device *d, const EmbedForwardArgs *o) {
     (void)d;
-    for (int64_t t = 0; t < tokens; t++)
-        for (int64_t i = 0; i < hidden; i++) {
-            int64_t row = embed_row_of(rows, ids[t]);
-            float x = row < 0 ? -0.0f : scale * tensor_get(table, row * hidden + i, c);
-            tensor_set(out, t * hidden + i, c, add ? tensor_get(out, t * hidden + i, c) + x : x);
+    for (int64_t t = 0; t < o->tokens; t++)
+        for (int64_t i = 0; i < o->hidden; i++) {
+            int64_t row = embed_row_of(o->rows, o->ids[t]);
+            float x = row < 0 ? -0.0f : o->scale * tensor_get(o->table, row * o->hidden + i, o->c);
+            tensor_set(o->out, t * o->hidden + i, o->c,
+                       o->add ? tensor_get(o->out, t * o->hidden + i, o->c) + x : x);
         }
 }
 
 /* Tokens in ascending order, in fp32. A row's sum has this order however columns are cut, so faster
  * implementations must produce the same bits. */
-static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
-                           EmbedRows rows, float scale, float *dtable, Dtype c) {
+static void embed_backward(Device *d, const EmbedBackwardArgs *o) {
     (void)d;
-    for (int64_t t = 0; t < tokens; t++) {
-        int64_t row = embed_row_of(rows, ids[t]);
-        for (int64_t i = 0; row >= 0 && i < hidden; i++)
-            dtable[row * hidden + i] += scale * tensor_get(dout, t * hidden + i, c);
+    for (int64_t t = 0; t < o->tokens; t++) {
+        int64_t row = embed_row_of(o->rows, o->ids[t]);
+        for (int64_t i = 0; row >= 0 && i < o->hidden; i++)
+            o->dtable[row * o->hidden + i] += o->scale * tensor_get(o->dout, t * o->hidden + i, o->c);
     }
 }
 
@@ -216,29 +213,33 @@ static void norm_weight_gradient(const NormRows *r, int64_t split_size, const fl
                             dw + token / split_size * r->n);
 }
 
-static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, float eps, const void *a,
-                         const void *b, const float *w, const float *bias, void *sum, void *y, float *rstd,
-                         Dtype c) {
+static void norm_forward(Device *d, const NormForwardArgs *o) {
     (void)d;
     /* If the input is a sum, it is rounded to c first and normed as rounded, because the backward pass reads
      * the rounded sum, and a norm of anything else would not match its derivative. */
-    NormRows rows = {kind, tokens, 1, hidden, hidden, sum ? sum : a, w, c, NULL, false};
-    for (int64_t i = 0; sum && i < tokens * hidden; i++)
-        tensor_set(sum, i, c, tensor_get(a, i, c) + (b ? tensor_get(b, i, c) : 0));
-    for (int64_t t = 0; t < tokens; t++) {
-        rstd[t] = (float)row_rstd(&rows, t, eps);
-        if (y) norm_row(&rows, t, (double)rstd[t], bias, y);
+    NormRows rows = {.kind = o->kind,
+                     .tokens = o->tokens,
+                     .groups = 1,
+                     .stride = o->hidden,
+                     .n = o->hidden,
+                     .x = o->sum ? o->sum : o->a,
+                     .w = o->w,
+                     .c = o->c};
+    for (int64_t i = 0; o->sum && i < o->tokens * o->hidden; i++)
+        tensor_set(o->sum, i, o->c, tensor_get(o->a, i, o->c) + (o->b ? tensor_get(o->b, i, o->c) : 0));
+    for (int64_t t = 0; t < o->tokens; t++) {
+        o->rstd[t] = (float)row_rstd(&rows, t, o->eps);
+        if (o->y) norm_row(&rows, t, (double)o->rstd[t], o->bias, o->y);
     }
 }
 
-static void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, const void *x,
-                          const float *w, const float *rstd, const void *dy, void *dx, bool add, float *dw,
-                          int64_t split_size, Dtype c) {
+static void norm_backward(Device *d, const NormBackwardArgs *o) {
     (void)d;
-    NormRows rows = {kind, tokens, 1, hidden, hidden, x, w, c, NULL, false};
-    if (dw) norm_weight_gradient(&rows, split_size, rstd, 0, dy, dw);
-    for (int64_t t = 0; t < tokens; t++)
-        norm_row_gradient(&rows, t, (double)rstd[t], row_means(&rows, t, (double)rstd[t], dy), dy, dx, add);
+    NormRows rows = {o->kind, o->tokens, 1, o->hidden, o->hidden, o->x, o->w, o->c, NULL, false};
+    if (o->dw) norm_weight_gradient(&rows, o->split_size, o->rstd, 0, o->dy, o->dw);
+    for (int64_t t = 0; t < o->tokens; t++)
+        norm_row_gradient(&rows, t, (double)o->rstd[t], row_means(&rows, t, (double)o->rstd[t], o->dy), o->dy,
+                          o->dx, o->add);
 }
 
 /* The rows of queries, or of keys; *at is the offset of the first one in qkv. */
@@ -259,42 +260,39 @@ static NormRows head_rows(AttentionShape s, const QkRows *qk, NormKind kind, boo
 }
 
 /* Values are copied. 1 / rms is not stored: recomputing it for a short head is cheap. */
-static void qk_norm_forward(Device *d, AttentionShape s, QkRows qk, NormKind kind, float eps, const void *raw,
-                            const float *wq, const float *wk, void *out, Dtype c) {
+static void qk_norm_forward(Device *d, const QkNormForwardArgs *o) {
     (void)d;
-    int64_t at, wide = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim,
-                values = (int64_t)s.kv_heads * s.head_dim;
-    for (int64_t t = 0; t < s.tokens; t++) {
+    int64_t at, wide = (o->s.heads + 2 * (int64_t)o->s.kv_heads) * o->s.head_dim,
+                values = (int64_t)o->s.kv_heads * o->s.head_dim;
+    for (int64_t t = 0; t < o->s.tokens; t++) {
         int64_t v = (t + 1) * wide - values;
-        memcpy(tensor_to(out, v, c), tensor_at(raw, v, c), (size_t)values * dtype_bytes(c));
+        memcpy(tensor_to(o->out, v, o->c), tensor_at(o->raw, v, o->c), (size_t)values * dtype_bytes(o->c));
     }
     for (int keys = 0; keys < 2; keys++) {
-        NormRows rows = head_rows(s, &qk, kind, keys, raw, keys ? wk : wq, &at, c);
+        NormRows rows = head_rows(o->s, &o->rows, o->kind, keys, o->raw, keys ? o->wk : o->wq, &at, o->c);
         for (int64_t r = 0; r < rows.tokens * rows.groups; r++)
-            norm_row(&rows, r, row_rstd(&rows, r, eps), NULL, tensor_to(out, at, c));
+            norm_row(&rows, r, row_rstd(&rows, r, o->eps), NULL, tensor_to(o->out, at, o->c));
     }
 }
 
 /* Weight gradients first, since the rows' gradients overwrite dqkv, from which both are computed. */
-static void qk_norm_backward(Device *d, AttentionShape s, QkRows qk, NormKind kind, float eps,
-                             const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
-                             float *dwk, int splits, Dtype c) {
+static void qk_norm_backward(Device *d, const QkNormBackwardArgs *o) {
     (void)d;
     int64_t at;
     for (int keys = 0; keys < 2; keys++) {
-        NormRows rows = head_rows(s, &qk, kind, keys, raw, keys ? wk : wq, &at, c);
-        void *grad = tensor_to(dqkv, at, c);
+        NormRows rows = head_rows(o->s, &o->rows, o->kind, keys, o->raw, keys ? o->wk : o->wq, &at, o->c);
+        void *grad = tensor_to(o->dqkv, at, o->c);
         NormRows split = rows;
-        int64_t count = rows.w ? min_i64(splits, rows.groups) : 1, step = splits / count;
+        int64_t count = rows.w ? min_i64(o->splits, rows.groups) : 1, step = o->splits / count;
         split.groups /= count;
         for (int64_t i = 0; rows.w && i < count; i++) {
             int64_t before = i * split.groups * split.n;
-            split.x = tensor_at(rows.x, before, c);
-            norm_split_gradient(&split, 0, s.tokens, NULL, eps, tensor_at(grad, before, c),
-                                (keys ? dwk : dwq) + i * step * split.n);
+            split.x = tensor_at(rows.x, before, o->c);
+            norm_split_gradient(&split, 0, o->s.tokens, NULL, o->eps, tensor_at(grad, before, o->c),
+                                (keys ? o->dwk : o->dwq) + i * step * split.n);
         }
         for (int64_t r = 0; r < rows.tokens * rows.groups; r++) {
-            double rstd = row_rstd(&rows, r, eps);
+            double rstd = row_rstd(&rows, r, o->eps);
             norm_row_gradient(&rows, r, rstd, row_means(&rows, r, rstd, grad), grad, grad, false);
         }
     }
@@ -311,70 +309,67 @@ static double split_sum(const NormRows *r, int64_t token, int64_t first, int64_t
     return sum;
 }
 
-static void qk_norm_sums(Device *d, AttentionShape s, KSplit splits, NormKind kind, const void *raw,
-                         const float *wq, const float *wk, const void *dqkv, float *sums, Dtype c) {
+static void qk_norm_sums(Device *d, const QkNormSumsArgs *o) {
     (void)d;
     int64_t at;
     QkRows flat = qk_rows(true);
     for (int keys = 0; keys < 2; keys++) {
-        NormRows rows = head_rows(s, &flat, kind, keys, raw, keys ? wk : wq, &at, c);
-        const void *dy = dqkv ? tensor_at(dqkv, at, c) : NULL;
-        int64_t n = splits.run[keys].split_size, count = splits_of(splits.run[keys].length, n);
+        NormRows rows = head_rows(o->s, &flat, o->kind, keys, o->raw, keys ? o->wk : o->wq, &at, o->c);
+        const void *dy = o->dqkv ? tensor_at(o->dqkv, at, o->c) : NULL;
+        int64_t n = o->splits.run[keys].split_size, count = splits_of(o->splits.run[keys].length, n);
         for (int64_t i = 0; i < count; i++)
-            for (int64_t t = 0; t < s.tokens; t++)
-                sums[2 * (i * s.tokens + t) + keys] =
-                    (float)split_sum(&rows, t, splits.run[keys].skip + i * n, n, dy);
+            for (int64_t t = 0; t < o->s.tokens; t++)
+                o->sums[2 * (i * o->s.tokens + t) + keys] =
+                    (float)split_sum(&rows, t, o->splits.run[keys].skip + i * n, n, dy);
     }
 }
 
 /* Pair i of a head is elements i and i + D/2, as in most of Hugging Face's checkpoints; in the papers' form
  * (s.neighbours) it is 2i and 2i + 1. Values come last and are not rotated. */
-static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
-                 bool inverse, Dtype c) {
+static void rope(Device *d, const RopeArgs *o) {
     (void)d;
-    int64_t dim = s.head_dim, turned = rotary_dim(s), half = turned / 2,
-            row = (s.heads + 2 * s.kv_heads) * dim;
-    for (int64_t t = 0; t < s.tokens; t++) {
-        const float *cosine = cos_sin + positions[t] * turned, *sine = cosine + half;
-        for (int64_t head = 0; head < s.heads + s.kv_heads; head++) {
-            void *x = tensor_to(qkv, t * row + head * dim, c);
+    int64_t dim = o->s.head_dim, turned = rotary_dim(o->s), half = turned / 2,
+            row = (o->s.heads + 2 * o->s.kv_heads) * dim;
+    for (int64_t t = 0; t < o->s.tokens; t++) {
+        const float *cosine = o->cos_sin + o->positions[t] * turned, *sine = cosine + half;
+        for (int64_t head = 0; head < o->s.heads + o->s.kv_heads; head++) {
+            void *x = tensor_to(o->qkv, t * row + head * dim, o->c);
             for (int64_t i = 0; i < half; i++) {
-                int64_t one = s.neighbours ? 2 * i : i, other = s.neighbours ? one + 1 : half + i;
-                float u = tensor_get(x, one, c), v = tensor_get(x, other, c),
-                      sn = inverse ? -sine[i] : sine[i];
-                tensor_set(x, one, c, u * cosine[i] - v * sn);
-                tensor_set(x, other, c, v * cosine[i] + u * sn);
+                int64_t one = o->s.neighbours ? 2 * i : i, other = o->s.neighbours ? one + 1 : half + i;
+                float u = tensor_get(x, one, o->c), v = tensor_get(x, other, o->c),
+                      sn = o->inverse ? -sine[i] : sine[i];
+                tensor_set(x, one, o->c, u * cosine[i] - v * sn);
+                tensor_set(x, other, o->c, v * cosine[i] + u * sn);
             }
         }
     }
 }
 
-static void queries_scale(Device *d, AttentionShape s, void *qkv, const int32_t *positions,
-                          const float *factors, Dtype c) {
+static void queries_scale(Device *d, const QueriesScaleArgs *o) {
     (void)d;
-    int64_t n = s.heads * (int64_t)s.head_dim, row = n + 2 * (int64_t)s.kv_heads * s.head_dim;
-    for (int64_t t = 0; t < s.tokens; t++)
+    int64_t n = o->s.heads * (int64_t)o->s.head_dim, row = n + 2 * (int64_t)o->s.kv_heads * o->s.head_dim;
+    for (int64_t t = 0; t < o->s.tokens; t++)
         for (int64_t i = t * row; i < t * row + n; i++)
-            tensor_set(qkv, i, c, factors[positions[t]] * tensor_get(qkv, i, c));
+            tensor_set(o->qkv, i, o->c, o->factors[o->positions[t]] * tensor_get(o->qkv, i, o->c));
 }
 
 /* A separate pass over the product's result, which has been rounded to c before. */
-static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const float *bias, Dtype c) {
+static void bias_forward(Device *d, const BiasForwardArgs *o) {
     (void)d;
-    for (int64_t t = 0; t < tokens; t++)
-        for (int64_t i = 0; i < n; i++) tensor_set(y, t * n + i, c, tensor_get(y, t * n + i, c) + bias[i]);
+    for (int64_t t = 0; t < o->tokens; t++)
+        for (int64_t i = 0; i < o->n; i++)
+            tensor_set(o->y, t * o->n + i, o->c, tensor_get(o->y, t * o->n + i, o->c) + o->bias[i]);
 }
 
 /* One row for each split of tokens, as in norm_backward; it is rounded once the split has been summed. */
-static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t split_size,
-                          Dtype c) {
+static void bias_backward(Device *d, const BiasBackwardArgs *o) {
     (void)d;
-    for (int64_t at = 0; at < splits_of(tokens, split_size) * n; at++) {
-        int64_t first = at / n * split_size;
+    for (int64_t at = 0; at < splits_of(o->tokens, o->split_size) * o->n; at++) {
+        int64_t first = at / o->n * o->split_size;
         double sum = 0;
-        for (int64_t t = first; t < min_i64(tokens, first + split_size); t++)
-            sum += (double)tensor_get(dy, t * n + at % n, c);
-        db[at] += (float)sum;
+        for (int64_t t = first; t < min_i64(o->tokens, first + o->split_size); t++)
+            sum += (double)tensor_get(o->dy, t * o->n + at % o->n, o->c);
+        o->db[at] += (float)sum;
     }
 }
 
@@ -383,7 +378,7 @@ static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, 
 /* acos(-1) is pi, for which C11 has no name. */
 static double gelu_inner(double z) { return sqrt(2 / acos(-1.0)) * (z + 0.044715 * z * z * z); }
 
-/* The formulas of device.h; ACT_CLAMPED has functions of its own. */
+/* The formulas of shapes.h; ACT_CLAMPED has functions of its own. */
 static double activation(Activation f, double z) {
     switch (f) {
     case ACT_SILU: return z / (1 + exp(-z));
@@ -439,62 +434,62 @@ static void clamped_backward(int64_t n, const void *x, const void *dact, void *d
 }
 
 /* A token's row is its gate, then its up, as the fused product writes them. */
-static void activation_forward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
-                               const void *x, void *act, Dtype c) {
+static void activation_forward(Device *d, const ActivationForwardArgs *o) {
     (void)d;
-    int64_t wide = gated ? 2 * inter : inter;
-    if (f == ACT_CLAMPED) {
-        clamped_forward(tokens * inter, x, act, c);
+    int64_t wide = o->gated ? 2 * o->inter : o->inter;
+    if (o->f == ACT_CLAMPED) {
+        clamped_forward(o->tokens * o->inter, o->x, o->act, o->c);
         return;
     }
-    for (int64_t t = 0; t < tokens; t++) {
-        for (int64_t i = 0; i < inter; i++) {
-            double up = gated ? (double)tensor_get(x, t * wide + inter + i, c) : 1;
-            double z = (double)tensor_get(x, t * wide + i, c);
-            tensor_set(act, t * inter + i, c, (float)(activation(f, z) * up));
+    for (int64_t t = 0; t < o->tokens; t++) {
+        for (int64_t i = 0; i < o->inter; i++) {
+            double up = o->gated ? (double)tensor_get(o->x, t * wide + o->inter + i, o->c) : 1;
+            double z = (double)tensor_get(o->x, t * wide + i, o->c);
+            tensor_set(o->act, t * o->inter + i, o->c, (float)(activation(o->f, z) * up));
         }
     }
 }
 
 /* act may be the memory of dact, so each element of dact is read before that of act is written. */
-static void activation_backward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
-                                const void *x, const void *dact, void *dx, void *act, Dtype c) {
+static void activation_backward(Device *d, const ActivationBackwardArgs *o) {
     (void)d;
-    int64_t wide = gated ? 2 * inter : inter;
-    if (f == ACT_CLAMPED) {
-        clamped_backward(tokens * inter, x, dact, dx, act, c);
+    int64_t wide = o->gated ? 2 * o->inter : o->inter;
+    if (o->f == ACT_CLAMPED) {
+        clamped_backward(o->tokens * o->inter, o->x, o->dact, o->dx, o->act, o->c);
         return;
     }
-    for (int64_t t = 0; t < tokens; t++) {
-        for (int64_t i = 0; i < inter; i++) {
+    for (int64_t t = 0; t < o->tokens; t++) {
+        for (int64_t i = 0; i < o->inter; i++) {
             int64_t at = t * wide + i;
-            double z = (double)tensor_get(x, at, c), up = gated ? (double)tensor_get(x, at + inter, c) : 1;
-            double grad = (double)tensor_get(dact, t * inter + i, c), value = activation(f, z);
-            tensor_set(dx, at, c, (float)(grad * up * activation_slope(f, z)));
-            if (gated) tensor_set(dx, at + inter, c, (float)(grad * value));
-            tensor_set(act, t * inter + i, c, (float)(value * up));
+            double z = (double)tensor_get(o->x, at, o->c),
+                   up = o->gated ? (double)tensor_get(o->x, at + o->inter, o->c) : 1;
+            double grad = (double)tensor_get(o->dact, t * o->inter + i, o->c), value = activation(o->f, z);
+            tensor_set(o->dx, at, o->c, (float)(grad * up * activation_slope(o->f, z)));
+            if (o->gated) tensor_set(o->dx, at + o->inter, o->c, (float)(grad * value));
+            tensor_set(o->act, t * o->inter + i, o->c, (float)(value * up));
         }
     }
 }
 
-static void add(Device *d, int64_t n, const void *a, const void *b, void *out, Dtype c) {
+static void add(Device *d, const AddArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < n; i++) tensor_set(out, i, c, tensor_get(a, i, c) + tensor_get(b, i, c));
+    for (int64_t i = 0; i < o->n; i++)
+        tensor_set(o->out, i, o->c, tensor_get(o->a, i, o->c) + tensor_get(o->b, i, o->c));
 }
 
-static void scale(Device *d, int64_t rows, int64_t n, float factor, const void *in, int64_t ldi, void *out,
-                  Dtype c) {
+static void scale(Device *d, const ScaleArgs *o) {
     (void)d;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < n; i++)
-            tensor_set(out, r * n + i, c, factor * tensor_get(in, r * ldi + i, c));
+    for (int64_t r = 0; r < o->rows; r++)
+        for (int64_t i = 0; i < o->n; i++)
+            tensor_set(o->out, r * o->n + i, o->c, o->factor * tensor_get(o->in, r * o->ldi + i, o->c));
 }
 
 /* In place; cross_entropy relies on that, since it computes the derivative from the capped logit alone. */
-static void softcap(Device *d, int64_t n, float cap, void *x, Dtype c) {
+static void softcap(Device *d, const SoftcapArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < n; i++)
-        tensor_set(x, i, c, (float)((double)cap * tanh((double)tensor_get(x, i, c) / (double)cap)));
+    for (int64_t i = 0; i < o->n; i++)
+        tensor_set(o->x, i, o->c,
+                   (float)((double)o->cap * tanh((double)tensor_get(o->x, i, o->c) / (double)o->cap)));
 }
 
 float tree_of_steps(const float *sums, int64_t step, int count) {
@@ -512,18 +507,18 @@ static float tree_sum(int parts, const float *const *in, int64_t i) {
 }
 
 /* out may be one of the parts: an element is read from all parts before it is written. */
-static void sum_parts(Device *d, int64_t n, int parts, const float *const *in, float *out) {
+static void sum_parts(Device *d, const SumPartsArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < n; i++) out[i] = tree_sum(parts, in, i);
+    for (int64_t i = 0; i < o->n; i++) o->out[i] = tree_sum(o->parts, o->in, i);
 }
 
 /* Unsigned, because these sums wrap around, and signed overflow is undefined in C. */
-static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const *in, int64_t *out) {
+static void sum_parts_i64(Device *d, const SumPartsI64Args *o) {
     (void)d;
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < o->n; i++) {
         uint64_t sum = 0;
-        for (int p = 0; p < parts; p++) sum += (uint64_t)in[p][i];
-        out[i] = (int64_t)sum;
+        for (int p = 0; p < o->parts; p++) sum += (uint64_t)o->in[p][i];
+        o->out[i] = (int64_t)sum;
     }
 }
 
@@ -541,15 +536,15 @@ static LossRecord record_of(const void *x, int64_t n, Dtype t, int64_t target) {
 
 /* Records are ordered by split, then by row: local splits follow each other in the order of the
  * vocabulary. */
-static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                         const int32_t *targets, VocabSplit splits, LossRecord *records) {
+static void loss_records(Device *d, const LossRecordsArgs *o) {
+    LossRecord *records = o->records;
     (void)d;
-    int64_t split_size = splits.split_size ? splits.split_size : vocab;
-    for (int64_t first = 0; first < vocab; first += split_size)
-        for (int64_t r = 0; r < rows; r++)
-            *records++ =
-                record_of(tensor_at(logits, r * vocab + first, logits_type),
-                          min_i64(split_size, vocab - first), logits_type, targets[r] - splits.first - first);
+    int64_t split_size = o->splits.split_size ? o->splits.split_size : o->vocab;
+    for (int64_t first = 0; first < o->vocab; first += split_size)
+        for (int64_t r = 0; r < o->rows; r++)
+            *records++ = record_of(tensor_at(o->logits, r * o->vocab + first, o->logits_type),
+                                   min_i64(split_size, o->vocab - first), o->logits_type,
+                                   o->targets[r] - o->splits.first - first);
 }
 
 /* The tree over the splits of one row, `rows` records apart, relative to `max`. */
@@ -563,50 +558,51 @@ static double tree_of_sums(const LossRecord *records, int64_t rows, int count, f
 /* A row's loss, and all that its gradient needs, is computed before the gradient, which may overwrite the
  * logits; an element of the gradient reads its own logit alone. Targets index the full vocabulary: a rank
  * that does not hold a target has no onehot, but gets the target's logit from the records. */
-static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, VocabSplit splits, const float *scale, float cap, float z,
-                          float *loss, float *z_loss, void *dlogits, Dtype grad_type) {
+static void cross_entropy(Device *d, const CrossEntropyArgs *o) {
     LossRecord own[SPLITS_MAX];
-    int64_t split_size = splits.split_size ? splits.split_size : vocab, step = splits.records ? rows : 1;
-    int count = splits.records ? splits.count : (int)splits_of(vocab, split_size);
-    for (int64_t r = 0; r < rows; r++) {
-        const void *x = tensor_at(logits, r * vocab, logits_type);
-        void *dx = dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL;
-        int64_t target = targets[r];
-        loss[r] = 0;
-        if (z_loss) z_loss[r] = 0;
+    int64_t split_size = o->splits.split_size ? o->splits.split_size : o->vocab,
+            step = o->splits.records ? o->rows : 1;
+    int count = o->splits.records ? o->splits.count : (int)splits_of(o->vocab, split_size);
+    for (int64_t r = 0; r < o->rows; r++) {
+        const void *x = tensor_at(o->logits, r * o->vocab, o->logits_type);
+        void *dx = o->dlogits ? tensor_to(o->dlogits, r * o->vocab, o->grad_type) : NULL;
+        int64_t target = o->targets[r];
+        o->loss[r] = 0;
+        if (o->z_loss) o->z_loss[r] = 0;
         if (target < 0) {
-            for (int64_t i = 0; dx && i < vocab; i++) tensor_set(dx, i, grad_type, 0);
+            for (int64_t i = 0; dx && i < o->vocab; i++) tensor_set(dx, i, o->grad_type, 0);
             continue;
         }
-        const LossRecord *records = splits.records ? splits.records + r : own;
-        if (!splits.records) loss_records(d, 1, vocab, x, logits_type, targets + r, splits, own);
+        const LossRecord *records = o->splits.records ? o->splits.records + r : own;
+        if (!o->splits.records)
+            loss_records(d,
+                         &(LossRecordsArgs){1, o->vocab, x, o->logits_type, o->targets + r, o->splits, own});
         float max = -HUGE_VALF;
         for (int i = 0; i < count; i++) max = fmaxf(max, records[i * step].max);
         double sum = tree_of_sums(records, step, count, max);
-        double whole = (double)max + log(sum), share = 1 + 2 * (double)z * whole;
-        loss[r] = (float)(whole - (double)records[target / split_size * step].target);
-        if (z_loss) z_loss[r] = (float)((double)z * whole * whole);
-        for (int64_t i = 0; dx && i < vocab; i++) {
-            double l = (double)tensor_get(x, i, logits_type), p = exp(l - (double)max) / sum;
-            double slope = cap > 0 ? 1 - l / (double)cap * (l / (double)cap) : 1;
-            double onehot = splits.first + i == target ? 1 : 0;
-            tensor_set(dx, i, grad_type, (float)((p * share - onehot) * (double)*scale * slope));
+        double whole = (double)max + log(sum), share = 1 + 2 * (double)o->z * whole;
+        o->loss[r] = (float)(whole - (double)records[target / split_size * step].target);
+        if (o->z_loss) o->z_loss[r] = (float)((double)o->z * whole * whole);
+        for (int64_t i = 0; dx && i < o->vocab; i++) {
+            double l = (double)tensor_get(x, i, o->logits_type), p = exp(l - (double)max) / sum;
+            double slope = o->cap > 0 ? 1 - l / (double)o->cap * (l / (double)o->cap) : 1;
+            double onehot = o->splits.first + i == target ? 1 : 0;
+            tensor_set(dx, i, o->grad_type, (float)((p * share - onehot) * (double)*o->scale * slope));
         }
     }
 }
 
 /* Non-finite losses cannot be part of an exact sum, so they are counted instead. */
-static void loss_sum(Device *d, int64_t n, const float *losses, LossSum *into) {
+static void loss_sum(Device *d, const LossSumArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < n; i++) {
-        into->nonfinite += !isfinite(losses[i]);
-        exact_add(&into->sum, (double)losses[i]);
+    for (int64_t i = 0; i < o->n; i++) {
+        o->into->nonfinite += !isfinite(o->losses[i]);
+        exact_add(&o->into->sum, (double)o->losses[i]);
     }
 }
 
 /* Sets state `which` (0 or 1) of element i. The first state uses the lower half of the element's random word,
- * the second the upper (device.h, StateStore). So one word serves both, and they round independently. */
+ * the second the upper (StateStore). So one word serves both, and they round independently. */
 static void set_state(const StateStore *s, uint64_t step, void *state, int64_t i, int which, float value) {
     if (s->type == DTYPE_F32)
         ((float *)state)[i] = value;
@@ -616,167 +612,168 @@ static void set_state(const StateStore *s, uint64_t step, void *state, int64_t i
 
 /* In fp32 and in the order of the formulas. The states are part of a checkpoint; other implementations may
  * round differently from this. */
-static void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerStep *step, float *param,
-                  const float *grad, void *m, void *v, uint16_t *copy) {
+static void adamw(Device *d, const AdamWArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < n; i++) {
-        float g = grad[i] * step->grad_scale;
-        float mean = a.beta1 * tensor_get(m, i, s.type) + (1 - a.beta1) * g;
-        float square = a.beta2 * tensor_get(v, i, s.type) + (1 - a.beta2) * g * g;
-        float move = mean / step->correction1 / (sqrtf(square / step->correction2) + a.eps);
-        param[i] -= step->lr * a.weight_decay * param[i] + step->lr * move;
-        set_state(&s, step->number, m, i, 0, mean);
-        set_state(&s, step->number, v, i, 1, square);
-        if (copy) copy[i] = bf16_round(param[i]);
+    for (int64_t i = 0; i < o->n; i++) {
+        float g = o->grad[i] * o->step->grad_scale;
+        float mean = o->constants.beta1 * tensor_get(o->m, i, o->s.type) + (1 - o->constants.beta1) * g;
+        float square = o->constants.beta2 * tensor_get(o->v, i, o->s.type) + (1 - o->constants.beta2) * g * g;
+        float move = mean / o->step->correction1 / (sqrtf(square / o->step->correction2) + o->constants.eps);
+        o->param[i] -= o->step->lr * o->constants.weight_decay * o->param[i] + o->step->lr * move;
+        set_state(&o->s, o->step->number, o->m, i, 0, mean);
+        set_state(&o->s, o->step->number, o->v, i, 1, square);
+        if (o->copy) o->copy[i] = bf16_round(o->param[i]);
     }
 }
 
 /* In PyTorch's order: weight decay is added to the gradient, so it enters the momentum. */
-static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param,
-                const float *grad, void *momentum, uint16_t *copy) {
+static void sgd(Device *d, const SgdArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < n; i++) {
-        float g = grad[i] * step->grad_scale + o.weight_decay * param[i], move = g;
-        if (momentum) {
-            float b = o.momentum * tensor_get(momentum, i, s.type) + g;
-            set_state(&s, step->number, momentum, i, 0, b);
-            move = o.nesterov ? g + o.momentum * b : b;
+    for (int64_t i = 0; i < o->n; i++) {
+        float g = o->grad[i] * o->step->grad_scale + o->constants.weight_decay * o->param[i], move = g;
+        if (o->momentum) {
+            float b = o->constants.momentum * tensor_get(o->momentum, i, o->s.type) + g;
+            set_state(&o->s, o->step->number, o->momentum, i, 0, b);
+            move = o->constants.nesterov ? g + o->constants.momentum * b : b;
         }
-        param[i] -= step->lr * move;
-        if (copy) copy[i] = bf16_round(param[i]);
+        o->param[i] -= o->step->lr * move;
+        if (o->copy) o->copy[i] = bf16_round(o->param[i]);
     }
 }
 
 /* Momentum as in SGD. The result is normalised to length 1 next, so neither a factor 1 - momentum nor the
  * clip coefficient of a single step would change the step's length. */
-static void muon_momentum(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
-                          const float *grad, void *momentum, float *x) {
+static void muon_momentum(Device *d, const MuonMomentumArgs *o) {
+    float *x = o->x;
     (void)d;
-    for (int64_t r = 0; r < shape.rows; r++)
-        for (int64_t i = r * shape.row; i < r * shape.row + shape.cols; i++) {
-            float g = grad[i] * step->grad_scale, b = o.momentum * tensor_get(momentum, i, s.type) + g;
-            set_state(&s, step->number, momentum, i, 0, b);
-            *x++ = o.nesterov ? g + o.momentum * b : b;
+    for (int64_t r = 0; r < o->shape.rows; r++)
+        for (int64_t i = r * o->shape.row; i < r * o->shape.row + o->shape.cols; i++) {
+            float g = o->grad[i] * o->step->grad_scale,
+                  b = o->constants.momentum * tensor_get(o->momentum, i, o->s.type) + g;
+            set_state(&o->s, o->step->number, o->momentum, i, 0, b);
+            *x++ = o->constants.nesterov ? g + o->constants.momentum * b : b;
         }
 }
 
-static void muon_normalise(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
-    float factor = muon_factor(squares, slack);
+static void muon_normalise(Device *d, const MuonNormaliseArgs *o) {
+    float factor = muon_factor(o->squares, o->slack);
     (void)d;
-    for (int64_t i = 0; i < n; i++) x[i] *= factor;
+    for (int64_t i = 0; i < o->n; i++) o->x[i] *= factor;
 }
 
-static void newton_schulz(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
+static void newton_schulz(Device *d, const NewtonSchulzArgs *o) {
     (void)d;
-    for (int64_t r = 0; r < m; r++)
-        for (int64_t i = r * m; i < (r + 1) * m; i++)
-            square[i] = (i == r * m + r ? a : 0) + (b * gram[i] + c * square[i]);
+    for (int64_t r = 0; r < o->m; r++)
+        for (int64_t i = r * o->m; i < (r + 1) * o->m; i++)
+            o->square[i] = (i == r * o->m + r ? o->a : 0) + (o->b * o->gram[i] + o->c * o->square[i]);
 }
 
 /* Weight decay uses the plain learning rate; the scale applies to the step alone. */
-static void muon_apply(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
-                       float *param, uint16_t *copy) {
+static void muon_apply(Device *d, const MuonApplyArgs *o) {
+    const float *x = o->x;
     (void)d;
-    for (int64_t r = 0; r < shape.rows; r++)
-        for (int64_t i = r * shape.row; i < r * shape.row + shape.cols; i++) {
-            param[i] -= step->lr * o.weight_decay * param[i] + step->lr * o.scale * *x++;
-            if (copy) copy[i] = bf16_round(param[i]);
+    for (int64_t r = 0; r < o->shape.rows; r++)
+        for (int64_t i = r * o->shape.row; i < r * o->shape.row + o->shape.cols; i++) {
+            o->param[i] -= o->step->lr * o->constants.weight_decay * o->param[i] +
+                           o->step->lr * o->constants.scale * *x++;
+            if (o->copy) o->copy[i] = bf16_round(o->param[i]);
         }
 }
 
-static void average(Device *d, int64_t n, const OptimizerStep *step, const float *param, float *mean) {
+static void average(Device *d, const AverageArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < n; i++) mean[i] += step->average * (param[i] - mean[i]);
+    for (int64_t i = 0; i < o->n; i++) o->mean[i] += o->step->average * (o->param[i] - o->mean[i]);
 }
 
 /* ---- gradients ---- */
 
 /* Powers other than 1 and 2 are taken of |g| / unit: |g|^8 of a gradient of 1e5 overflows a float, and with
  * the largest |g| as the unit every power is at most 1. */
-static void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
+static void grad_stats(Device *d, const GradStatsArgs *o) {
     (void)d;
-    *out = (GradStats){.first_nonfinite = -1};
-    for (int64_t i = 0; i < n; i++) {
-        double x = fabs((double)g[i]), power = isinf(p) ? 0 : p == 1 ? x : p == 2 ? x * x : pow(x / *unit, p);
+    *o->out = (GradStats){.first_nonfinite = -1};
+    for (int64_t i = 0; i < o->n; i++) {
+        double x = fabs((double)o->g[i]), power = isinf(o->p) ? 0
+                                                  : o->p == 1 ? x
+                                                  : o->p == 2 ? x * x
+                                                              : pow(x / *o->unit, o->p);
         if (!isfinite(x) || !isfinite(power)) {
-            if (out->nonfinite++ == 0) out->first_nonfinite = i;
+            if (o->out->nonfinite++ == 0) o->out->first_nonfinite = i;
             continue;
         }
-        if (x > out->max) out->max = x;
-        exact_add(&out->sum, power);
+        if (x > o->out->max) o->out->max = x;
+        exact_add(&o->out->sum, power);
     }
-    exact_normalise(&out->sum);
+    exact_normalise(&o->out->sum);
 }
 
 /* ldexp is exact, since a double has space for a float's digits at any power of two. So llrint does the only
  * rounding, to nearest even. NaN exceeds every limit. A refused element still clears acc if `set`. */
-static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
-                      FixedRefusals *refused) {
+static void fixed_add(Device *d, const FixedAddArgs *o) {
     (void)d;
-    CHECK(limit <= fixed_limit(1));
-    for (int64_t i = 0; i < n; i++) {
-        bool good = fabs((double)g[i]) <= limit;
-        if (!good && refused->count++ == 0) refused->first = i;
-        acc[i] = (set ? 0 : acc[i]) + (good ? llrint(ldexp((double)g[i], FIXED_SHIFT)) : 0);
+    CHECK(o->limit <= fixed_limit(1));
+    for (int64_t i = 0; i < o->n; i++) {
+        bool good = fabs((double)o->g[i]) <= o->limit;
+        if (!good && o->refused->count++ == 0) o->refused->first = i;
+        o->acc[i] = (o->set ? 0 : o->acc[i]) + (good ? llrint(ldexp((double)o->g[i], FIXED_SHIFT)) : 0);
     }
 }
 
 /* (float)acc rounds once. The power of two after it is exact, since no result is below 2^-50. */
-static void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out) {
+static void fixed_to_float(Device *d, const FixedToFloatArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < n; i++) out[i] = ldexpf((float)acc[i], -FIXED_SHIFT);
+    for (int64_t i = 0; i < o->n; i++) o->out[i] = ldexpf((float)o->acc[i], -FIXED_SHIFT);
 }
 
 /* ---- memory ---- */
-static void cast(Device *d, int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type) {
+static void cast(Device *d, const CastArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < n; i++) tensor_set(out, i, out_type, tensor_get(in, i, in_type));
+    for (int64_t i = 0; i < o->n; i++) tensor_set(o->out, i, o->out_type, tensor_get(o->in, i, o->in_type));
 }
 
 /* With 0 bytes the address may be NULL, which memset and memcpy do not allow. */
-static void zero(Device *d, void *p, size_t bytes) {
+static void zero(Device *d, const ZeroArgs *o) {
     (void)d;
-    if (bytes) memset(p, 0, bytes);
+    if (o->bytes) memset(o->p, 0, o->bytes);
 }
 
 /* A number depends only on its element's index, so a shard gets the same numbers as the tensor. */
-static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
-                        double lo, double hi, float *out) {
+static void init_normal(Device *d, const InitNormalArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < n; i++)
-        out[i] = (float)(mean + std * rng_normal(key, first + (uint64_t)i, lo, hi));
+    for (int64_t i = 0; i < o->n; i++)
+        o->out[i] = (float)(o->mean + o->std * rng_normal(o->key, o->first + (uint64_t)i, o->lo, o->hi));
 }
 
-static void fill(Device *d, int64_t n, float value, float *out) {
+static void fill(Device *d, const FillArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < n; i++) out[i] = value;
+    for (int64_t i = 0; i < o->n; i++) o->out[i] = o->value;
 }
 
-static void copy(Device *d, void *to, const void *from, size_t bytes) {
+static void copy(Device *d, const CopyArgs *o) {
     (void)d;
-    if (bytes) memcpy(to, from, bytes);
+    if (o->bytes) memcpy(o->to, o->from, o->bytes);
 }
 
-static void copy_rows(Device *d, int64_t rows, size_t bytes, void *to, size_t to_stride, const void *from,
-                      size_t from_stride) {
+static void copy_rows(Device *d, const CopyRowsArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < rows && bytes; i++)
-        memcpy((char *)to + (size_t)i * to_stride, (const char *)from + (size_t)i * from_stride, bytes);
+    for (int64_t i = 0; i < o->rows && o->bytes; i++)
+        memcpy((char *)o->to + (size_t)i * o->to_stride, (const char *)o->from + (size_t)i * o->from_stride,
+               o->bytes);
 }
 
 /* Tensor memory of a CPU is host memory: both transfers are copies that end before the call returns. */
-static void upload(Device *d, void *tensor, const void *host, size_t bytes) {
+static void upload(Device *d, const UploadArgs *o) {
     (void)d;
-    if (bytes) memcpy(tensor, host, bytes);
+    if (o->bytes) memcpy(o->tensor, o->host, o->bytes);
 }
 
-static void download(Device *d, void *host, const void *tensor, size_t bytes) {
+static void download(Device *d, const DownloadArgs *o) {
     (void)d;
-    if (bytes) memcpy(host, tensor, bytes);
+    if (o->bytes) memcpy(o->host, o->tensor, o->bytes);
 }
 
 /* All sums are in registers, so the reference needs no scratch. */
-static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
+size_t reference_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     (void)d;
     (void)needs;
     return 0;
@@ -823,8 +820,7 @@ void reference_fill_ops(Ops *ops) {
                  .upload = upload,
                  .download = download,
                  .sum_parts = sum_parts,
-                 .sum_parts_i64 = sum_parts_i64,
-                 .scratch_bytes = scratch_bytes};
+                 .sum_parts_i64 = sum_parts_i64};
     reference_fill_attention(ops);
     reference_fill_scans(ops);
     reference_fill_mamba(ops);

@@ -49,37 +49,37 @@ static double attend(AttentionShape s, int64_t head, const void *q, const void *
     return max + log(sum);
 }
 
-static void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
-                              const int32_t *first_key, void *out, float *lse, Dtype c) {
+static void attention_forward(Device *d, const AttentionForwardArgs *o) {
     (void)d;
-    CHECK(s.head_dim <= HEAD_DIM_MAX);
-    int64_t dim = s.head_dim, group = s.heads / s.kv_heads;
-    for (int64_t head = 0; head < s.heads; head++) {
-        for (int64_t i = 0; i < s.tokens; i++) {
-            int64_t t = r.first + i, first = window_first(s, t, first_key[t]);
-            const void *query = tensor_at(q, i * r.q_row + head * dim, c);
-            const void *k = tensor_at(kv, first * r.kv_row + head / group * dim, c);
-            const void *v = tensor_at(k, s.kv_heads * dim, c);
-            void *o = tensor_to(out, (i * s.heads + head) * dim, c);
-            lse[head * s.tokens + i] = (float)attend(s, head, query, k, v, r.kv_row, t + 1 - first, o, c);
+    CHECK(o->s.head_dim <= HEAD_DIM_MAX);
+    int64_t dim = o->s.head_dim, group = o->s.heads / o->s.kv_heads;
+    for (int64_t head = 0; head < o->s.heads; head++) {
+        for (int64_t i = 0; i < o->s.tokens; i++) {
+            int64_t t = o->r.first + i, first = window_first(o->s, t, o->first_key[t]);
+            const void *query = tensor_at(o->q, i * o->r.q_row + head * dim, o->c);
+            const void *k = tensor_at(o->kv, first * o->r.kv_row + head / group * dim, o->c);
+            const void *v = tensor_at(k, o->s.kv_heads * dim, o->c);
+            void *to = tensor_to(o->out, (i * o->s.heads + head) * dim, o->c);
+            o->lse[head * o->s.tokens + i] =
+                (float)attend(o->s, head, query, k, v, o->r.kv_row, t + 1 - first, to, o->c);
         }
     }
 }
 
 /* As forward, but keys and values are in the cache's rows of G*D, which already include the new tokens. No
  * lse, because there is no backward pass. */
-static void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
-                             const void *v_cache, void *out, Dtype c) {
+static void attention_decode(Device *d, const AttentionDecodeArgs *o) {
     (void)d;
-    CHECK(s.head_dim <= HEAD_DIM_MAX);
-    int64_t dim = s.head_dim, row = (s.heads + 2 * s.kv_heads) * dim, group = s.heads / s.kv_heads;
-    for (int64_t t = 0; t < s.tokens; t++) {
-        for (int64_t head = 0; head < s.heads; head++) {
-            int64_t keys = s.kv_heads * dim, first = window_first(s, start + t, 0);
+    CHECK(o->s.head_dim <= HEAD_DIM_MAX);
+    int64_t dim = o->s.head_dim, row = (o->s.heads + 2 * o->s.kv_heads) * dim,
+            group = o->s.heads / o->s.kv_heads;
+    for (int64_t t = 0; t < o->s.tokens; t++) {
+        for (int64_t head = 0; head < o->s.heads; head++) {
+            int64_t keys = o->s.kv_heads * dim, first = window_first(o->s, o->start + t, 0);
             int64_t at = first * keys + head / group * dim;
-            attend(s, head, tensor_at(qkv, t * row + head * dim, c), tensor_at(k_cache, at, c),
-                   tensor_at(v_cache, at, c), keys, start + t + 1 - first,
-                   tensor_to(out, (t * s.heads + head) * dim, c), c);
+            attend(o->s, head, tensor_at(o->qkv, t * row + head * dim, o->c), tensor_at(o->k_cache, at, o->c),
+                   tensor_at(o->v_cache, at, o->c), keys, o->start + t + 1 - first,
+                   tensor_to(o->out, (t * o->s.heads + head) * dim, o->c), o->c);
         }
     }
 }
@@ -162,36 +162,35 @@ static void key_gradient(const Backward *b, int64_t kv_head, int64_t j, void *dk
 
 /* Each element of dq and dkv is one sum that is stored once. So probabilities are recomputed in both passes:
  * more work, but no order of additions to define. */
-static void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
-                               const int32_t *first_key, const void *out, const float *lse, const void *dout,
-                               void *dq, void *dkv, Dtype c) {
+static void attention_backward(Device *d, const AttentionBackwardArgs *o) {
     (void)d;
-    CHECK(s.head_dim <= HEAD_DIM_MAX);
-    Dtype type = r.partial ? DTYPE_F32 : c;
-    int64_t dim = s.head_dim, width = s.kv_heads * dim, row = r.partial ? 2 * width : r.kv_row;
-    Backward b = {s, r, q, kv, out, dout, first_key, lse, c};
-    for (int64_t i = 0; i < s.tokens; i++)
-        for (int64_t head = 0; head < s.heads; head++)
-            query_gradient(&b, head, r.first + i, window_first(s, r.first + i, first_key[r.first + i]),
-                           tensor_to(dq, i * r.q_row + head * dim, c));
-    for (int64_t j = 0; j < r.keys; j++)
-        for (int64_t head = 0; head < s.kv_heads; head++) {
-            void *dk = tensor_to(dkv, j * row + head * dim, type);
+    CHECK(o->s.head_dim <= HEAD_DIM_MAX);
+    Dtype type = o->r.partial ? DTYPE_F32 : o->c;
+    int64_t dim = o->s.head_dim, width = o->s.kv_heads * dim, row = o->r.partial ? 2 * width : o->r.kv_row;
+    Backward b = {o->s, o->r, o->q, o->kv, o->out, o->dout, o->first_key, o->lse, o->c};
+    for (int64_t i = 0; i < o->s.tokens; i++)
+        for (int64_t head = 0; head < o->s.heads; head++)
+            query_gradient(&b, head, o->r.first + i,
+                           window_first(o->s, o->r.first + i, o->first_key[o->r.first + i]),
+                           tensor_to(o->dq, i * o->r.q_row + head * dim, o->c));
+    for (int64_t j = 0; j < o->r.keys; j++)
+        for (int64_t head = 0; head < o->s.kv_heads; head++) {
+            void *dk = tensor_to(o->dkv, j * row + head * dim, type);
             key_gradient(&b, head, j, dk, tensor_to(dk, width, type), type);
         }
 }
 
 /* The weight of the sink is exp(sink - lse). It has no value, so the gradient of its score is only the term
  * that the softmax subtracts from all scores alike. */
-static void sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse, const void *dout,
-                           float *dsinks, Dtype c) {
+static void sinks_backward(Device *d, const SinksBackwardArgs *o) {
     (void)d;
-    Backward b = {.s = s, .out = out, .dout = dout, .lse = lse, .c = c};
-    for (int64_t head = 0; head < s.heads; head++) {
+    Backward b = {.s = o->s, .out = o->out, .dout = o->dout, .lse = o->lse, .c = o->c};
+    for (int64_t head = 0; head < o->s.heads; head++) {
         double sum = 0;
-        for (int64_t t = 0; t < s.tokens; t++)
-            sum += exp((double)s.sinks[head] - (double)lse[head * s.tokens + t]) * delta_of(&b, head, t);
-        dsinks[head] -= (float)sum;
+        for (int64_t t = 0; t < o->s.tokens; t++)
+            sum += exp((double)o->s.sinks[head] - (double)o->lse[head * o->s.tokens + t]) *
+                   delta_of(&b, head, t);
+        o->dsinks[head] -= (float)sum;
     }
 }
 

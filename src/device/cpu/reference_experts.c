@@ -3,11 +3,12 @@
 
 /* ---- routing ---- */
 
-static void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
+static void route(Device *d, const RouteArgs *o) {
     (void)d;
-    for (int64_t t = 0; t < s.tokens; t++)
-        route_token(s, r.scores + t * s.experts, r.chosen + t * s.chosen, r.weights + t * s.chosen);
-    route_order(s, r, counts);
+    for (int64_t t = 0; t < o->s.tokens; t++)
+        route_token(o->s, o->r.scores + t * o->s.experts, o->r.chosen + t * o->s.chosen,
+                    o->r.weights + t * o->s.chosen);
+    route_order(o->s, o->r, o->counts);
 }
 
 /* Gradients of one token's scores: of the chosen ones by their weights, and of all by the balance loss.
@@ -24,28 +25,26 @@ static double score_gradients(RouteShape s, const float *scores, const int32_t *
     return value;
 }
 
-static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweights, const double *slopes,
-                           double scale, float *balance, void *dlogits, Dtype c) {
+static void token_backward(const RouteBackwardArgs *o, int64_t t, const double *slopes, double scale) {
     double ds[EXPERTS_MAX], mean = 0;
-    const float *scores = r.scores + t * s.experts;
-    int64_t at = t * s.chosen;
-    double value =
-        score_gradients(s, scores, r.chosen + at, r.weights + at, dweights + at, slopes, scale, ds);
-    for (int e = 0; e < s.experts && !s.sigmoid; e++) mean += (double)scores[e] * ds[e];
-    for (int e = 0; e < s.experts; e++) {
-        double along = s.sigmoid ? ds[e] * (1 - (double)scores[e]) : ds[e] - mean;
-        tensor_set(dlogits, t * s.experts + e, c, (float)((double)scores[e] * along));
+    const float *scores = o->r.scores + t * o->s.experts;
+    int64_t at = t * o->s.chosen;
+    double value = score_gradients(o->s, scores, o->r.chosen + at, o->r.weights + at, o->dweights + at,
+                                   slopes, scale, ds);
+    for (int e = 0; e < o->s.experts && !o->s.sigmoid; e++) mean += (double)scores[e] * ds[e];
+    for (int e = 0; e < o->s.experts; e++) {
+        double along = o->s.sigmoid ? ds[e] * (1 - (double)scores[e]) : ds[e] - mean;
+        tensor_set(o->dlogits, t * o->s.experts + e, o->c, (float)((double)scores[e] * along));
     }
-    balance[t] = (float)value;
+    o->balance[t] = (float)value;
 }
 
-static void route_backward(Device *d, RouteShape s, Routes r, const int64_t *counts, const float *dweights,
-                           const float *scale, float *balance, void *dlogits, Dtype c) {
+static void route_backward(Device *d, const RouteBackwardArgs *o) {
     (void)d;
     double slopes[EXPERTS_MAX];
-    for (int64_t t = 0; t < s.tokens; t++) {
-        route_slopes(s, counts, t, slopes);
-        token_backward(s, r, t, dweights, slopes, (double)*scale, balance, dlogits, c);
+    for (int64_t t = 0; t < o->s.tokens; t++) {
+        route_slopes(o->s, o->counts, t, slopes);
+        token_backward(o, t, slopes, (double)*o->scale);
     }
 }
 
@@ -62,50 +61,51 @@ static bool is_taken(const KSplit *split, int64_t term) {
     return false;
 }
 
-static void grouped_gemm(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                         const void *b, Dtype ab_type, void *c, Dtype c_type, KSplit splits) {
-    int64_t terms = splits.runs ? split_length(splits) : k;
-    if (d->profiling) d->profile[OP_GROUPED_GEMM].flops += 2.0 * (double)e.rows * (double)n * (double)terms;
-    for (int i = 0; i < e.experts; i++)
-        for (int64_t r = e.first[i]; r < e.first[i + 1]; r++)
-            for (int64_t j = 0; j < n; j++) {
+static void grouped_gemm(Device *d, const GroupedGemmArgs *o) {
+    int64_t terms = o->splits.runs ? split_length(o->splits) : o->k;
+    if (d->profiling)
+        d->profile[OP_GROUPED_GEMM].flops += 2.0 * (double)o->e.rows * (double)o->n * (double)terms;
+    for (int i = 0; i < o->e.experts; i++)
+        for (int64_t r = o->e.first[i]; r < o->e.first[i + 1]; r++)
+            for (int64_t j = 0; j < o->n; j++) {
                 double sum = 0;
-                for (int64_t p = 0; p < k; p++)
-                    if (is_taken(&splits, p))
-                        sum += (double)tensor_get(a, r * k + p, ab_type) *
-                               (double)tensor_get(b, i * e.step + (trans_b ? j * k + p : p * n + j), ab_type);
-                tensor_set(c, r * n + j, c_type, (float)sum);
+                for (int64_t p = 0; p < o->k; p++)
+                    if (is_taken(&o->splits, p))
+                        sum += (double)tensor_get(o->a, r * o->k + p, o->ab_type) *
+                               (double)tensor_get(o->b,
+                                                  i * o->e.step + (o->trans_b ? j * o->k + p : p * o->n + j),
+                                                  o->ab_type);
+                tensor_set(o->c, r * o->n + j, o->c_type, (float)sum);
             }
 }
 
-static void grouped_gemm_wgrad(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
-                               Dtype ab_type, float *c, bool accumulate, bool sliced) {
-    (void)sliced;
-    if (d->profiling) d->profile[OP_GROUPED_GEMM_WGRAD].flops += 2.0 * (double)e.rows * (double)m * (double)n;
-    for (int i = 0; i < e.experts; i++)
-        for (int64_t x = 0; x < m * n; x++) {
-            double sum = accumulate ? (double)c[i * e.step + x] : 0;
-            for (int64_t r = e.first[i]; r < e.first[i + 1]; r++)
-                sum += (double)tensor_get(a, r * m + x / n, ab_type) *
-                       (double)tensor_get(b, r * n + x % n, ab_type);
-            c[i * e.step + x] = (float)sum;
+static void grouped_gemm_wgrad(Device *d, const GroupedGemmWgradArgs *o) {
+    (void)o->sliced;
+    if (d->profiling)
+        d->profile[OP_GROUPED_GEMM_WGRAD].flops += 2.0 * (double)o->e.rows * (double)o->m * (double)o->n;
+    for (int i = 0; i < o->e.experts; i++)
+        for (int64_t x = 0; x < o->m * o->n; x++) {
+            double sum = o->accumulate ? (double)o->c[i * o->e.step + x] : 0;
+            for (int64_t r = o->e.first[i]; r < o->e.first[i + 1]; r++)
+                sum += (double)tensor_get(o->a, r * o->m + x / o->n, o->ab_type) *
+                       (double)tensor_get(o->b, r * o->n + x % o->n, o->ab_type);
+            o->c[i * o->e.step + x] = (float)sum;
         }
 }
 
 /* ---- rows ---- */
 
 /* In fp32, in the order of the token's assignments, as the op prescribes. */
-static void combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
-                    bool add, void *y, Dtype c) {
+static void combine(Device *d, const CombineArgs *o) {
     (void)d;
-    for (int64_t t = 0; t < s.tokens; t++)
-        for (int64_t i = 0; i < hidden; i++) {
-            float sum = add ? tensor_get(y, t * hidden + i, c) : 0;
-            for (int64_t j = t * s.chosen; j < (t + 1) * s.chosen; j++) {
-                float x = tensor_get(rows, r.row[j] * hidden + i, c);
-                sum += weighed ? r.weights[j] * x : x;
+    for (int64_t t = 0; t < o->s.tokens; t++)
+        for (int64_t i = 0; i < o->hidden; i++) {
+            float sum = o->add ? tensor_get(o->y, t * o->hidden + i, o->c) : 0;
+            for (int64_t j = t * o->s.chosen; j < (t + 1) * o->s.chosen; j++) {
+                float x = tensor_get(o->rows, o->r.row[j] * o->hidden + i, o->c);
+                sum += o->weighed ? o->r.weights[j] * x : x;
             }
-            tensor_set(y, t * hidden + i, c, sum);
+            tensor_set(o->y, t * o->hidden + i, o->c, sum);
         }
 }
 
@@ -121,74 +121,70 @@ static float weigh_split(int64_t n, int64_t i, void *act, void *dact, float weig
     return (float)sum;
 }
 
-static void combine_backward(Device *d, RouteShape s, Routes r, int64_t inter, int splits, void *act,
-                             void *dact, float *dweights, Dtype c) {
+static void combine_backward(Device *d, const CombineBackwardArgs *o) {
     (void)d;
-    int64_t each = inter / splits;
-    for (int64_t j = 0; j < s.tokens * s.chosen; j++) {
+    int64_t each = o->inter / o->splits;
+    for (int64_t j = 0; j < o->s.tokens * o->s.chosen; j++) {
         float sums[SPLITS_MAX];
-        int64_t row = r.row ? r.row[j] : j;
-        for (int i = 0; i < splits; i++)
-            sums[i] = weigh_split(each, row * inter + i * each, act, dact, r.weights[j], c);
-        dweights[j] = weights_tree(splits, sums);
+        int64_t row = o->r.row ? o->r.row[j] : j;
+        for (int i = 0; i < o->splits; i++)
+            sums[i] = weigh_split(each, row * o->inter + i * each, o->act, o->dact, o->r.weights[j], o->c);
+        o->dweights[j] = weights_tree(o->splits, sums);
     }
 }
 
-static void permute(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows, Dtype c) {
+static void permute(Device *d, const PermuteArgs *o) {
     (void)d;
-    for (int64_t j = 0; j < s.tokens * s.chosen; j++)
-        for (int64_t i = 0; i < hidden; i++)
-            tensor_set(rows, r.row[j] * hidden + i, c,
-                       r.weights[j] * tensor_get(x, j / s.chosen * hidden + i, c));
+    for (int64_t j = 0; j < o->s.tokens * o->s.chosen; j++)
+        for (int64_t i = 0; i < o->hidden; i++)
+            tensor_set(o->rows, o->r.row[j] * o->hidden + i, o->c,
+                       o->r.weights[j] * tensor_get(o->x, j / o->s.chosen * o->hidden + i, o->c));
 }
 
-static void permute_dweights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int splits,
-                             const void *y, const void *dy, float *dweights, Dtype c) {
+static void permute_dweights(Device *d, const PermuteDweightsArgs *o) {
     (void)d;
-    int64_t each = n / splits;
-    for (int64_t j = 0; j < s.tokens * s.chosen; j++) {
+    int64_t each = o->n / o->splits;
+    for (int64_t j = 0; j < o->s.tokens * o->s.chosen; j++) {
         float sums[SPLITS_MAX];
-        int64_t row = r.row ? r.row[j] : j;
-        for (int split = 0; split < splits; split++) {
+        int64_t row = o->r.row ? o->r.row[j] : j;
+        for (int split = 0; split < o->splits; split++) {
             double sum = 0;
-            for (int64_t i = 0; i < runs * each; i++) {
-                int64_t at = (row * runs + i / each) * n + split * each + i % each;
-                sum += (double)tensor_get(y, at, c) * (double)tensor_get(dy, at, c);
+            for (int64_t i = 0; i < o->runs * each; i++) {
+                int64_t at = (row * o->runs + i / each) * o->n + split * each + i % each;
+                sum += (double)tensor_get(o->y, at, o->c) * (double)tensor_get(o->dy, at, o->c);
             }
-            sums[split] = weight_gradient(sum, r.weights[j]);
+            sums[split] = weight_gradient(sum, o->r.weights[j]);
         }
-        dweights[j] = weights_tree(splits, sums);
+        o->dweights[j] = weights_tree(o->splits, sums);
     }
 }
 
-static void experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
+static void experts_bias_forward(Device *d, const ExpertsBiasForwardArgs *o) {
     (void)d;
-    for (int i = 0; i < e.experts; i++)
-        for (int64_t x = e.first[i] * n; x < e.first[i + 1] * n; x++)
-            tensor_set(y, x, c, tensor_get(y, x, c) + bias[i * n + x % n]);
+    for (int i = 0; i < o->e.experts; i++)
+        for (int64_t x = o->e.first[i] * o->n; x < o->e.first[i + 1] * o->n; x++)
+            tensor_set(o->y, x, o->c, tensor_get(o->y, x, o->c) + o->bias[i * o->n + x % o->n]);
 }
 
-static double bias_gradient(RouteShape s, Routes r, int e, int64_t n, int64_t i, const void *dy, bool weighed,
-                            Dtype c) {
+static double bias_gradient(const ExpertsBiasBackwardArgs *o, int e, int64_t i) {
     double sum = 0;
-    for (int64_t row = r.first[e]; row < r.first[e + 1]; row++) {
-        double weight = weighed ? (double)r.weights[route_assignment(s, r, row, e)] : 1;
-        sum += weight * (double)tensor_get(dy, row * n + i, c);
+    for (int64_t row = o->r.first[e]; row < o->r.first[e + 1]; row++) {
+        double weight = o->weighed ? (double)o->r.weights[route_assignment(o->s, o->r, row, e)] : 1;
+        sum += weight * (double)tensor_get(o->dy, row * o->n + i, o->c);
     }
     return sum;
 }
 
-static void experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy, bool weighed,
-                                  const float *bias, float *dbias, float *dweights, Dtype c) {
+static void experts_bias_backward(Device *d, const ExpertsBiasBackwardArgs *o) {
     (void)d;
-    for (int e = 0; e < s.experts; e++)
-        for (int64_t i = 0; i < n; i++)
-            dbias[e * n + i] += (float)bias_gradient(s, r, e, n, i, dy, weighed, c);
-    for (int64_t j = 0; weighed && j < s.tokens * s.chosen; j++) {
+    for (int e = 0; e < o->s.experts; e++)
+        for (int64_t i = 0; i < o->n; i++) o->dbias[e * o->n + i] += (float)bias_gradient(o, e, i);
+    for (int64_t j = 0; o->weighed && j < o->s.tokens * o->s.chosen; j++) {
         double sum = 0;
-        for (int64_t i = 0; i < n; i++)
-            sum += (double)tensor_get(dy, r.row[j] * n + i, c) * (double)bias[r.chosen[j] * n + i];
-        dweights[j] += (float)sum;
+        for (int64_t i = 0; i < o->n; i++)
+            sum += (double)tensor_get(o->dy, o->r.row[j] * o->n + i, o->c) *
+                   (double)o->bias[o->r.chosen[j] * o->n + i];
+        o->dweights[j] += (float)sum;
     }
 }
 

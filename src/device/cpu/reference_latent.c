@@ -21,21 +21,20 @@ static void copy_elements(int64_t n, const void *x, int64_t at, void *to, int64_
     for (int64_t i = 0; i < n; i++) tensor_set(to, to_at + i, c, tensor_get(x, at + i, c));
 }
 
-static void latent_forward(Device *d, LatentShape s, const void *q, const void *own, const void *key,
-                           const int32_t *positions, const float *cos_sin, void *qkv, Dtype c) {
+static void latent_forward(Device *d, const LatentForwardArgs *o) {
     (void)d;
-    int64_t dim = latent_head(s), width = s.heads * dim, each = s.plain + s.value;
-    for (int64_t t = 0; t < s.tokens; t++)
-        for (int64_t head = 0; head < s.heads; head++) {
-            const float *angles = cos_sin + (int64_t)positions[t] * s.turned;
-            int64_t from = t * s.q_row + head * dim, mine = (t * s.heads + head) * each,
+    int64_t dim = latent_head(o->s), width = o->s.heads * dim, each = o->s.plain + o->s.value;
+    for (int64_t t = 0; t < o->s.tokens; t++)
+        for (int64_t head = 0; head < o->s.heads; head++) {
+            const float *angles = o->cos_sin + (int64_t)o->positions[t] * o->s.turned;
+            int64_t from = t * o->s.q_row + head * dim, mine = (t * o->s.heads + head) * each,
                     to = t * 3 * width + head * dim;
-            copy_elements(s.plain, q, from, qkv, to, c);
-            turn(s, angles, q, from + s.plain, qkv, to + s.plain, false, c);
-            copy_elements(s.plain, own, mine, qkv, to + width, c);
-            turn(s, angles, key, t * s.key_row, qkv, to + width + s.plain, false, c);
-            copy_elements(s.value, own, mine + s.plain, qkv, to + 2 * width, c);
-            for (int64_t i = s.value; i < dim; i++) tensor_set(qkv, to + 2 * width + i, c, 0);
+            copy_elements(o->s.plain, o->q, from, o->qkv, to, o->c);
+            turn(o->s, angles, o->q, from + o->s.plain, o->qkv, to + o->s.plain, false, o->c);
+            copy_elements(o->s.plain, o->own, mine, o->qkv, to + width, o->c);
+            turn(o->s, angles, o->key, t * o->s.key_row, o->qkv, to + width + o->s.plain, false, o->c);
+            copy_elements(o->s.value, o->own, mine + o->s.plain, o->qkv, to + 2 * width, o->c);
+            for (int64_t i = o->s.value; i < dim; i++) tensor_set(o->qkv, to + 2 * width + i, o->c, 0);
         }
 }
 
@@ -64,21 +63,20 @@ static void common_gradient(LatentShape s, const float *angles, const void *dqkv
                    common_sum(s, angles, dqkv, at, latent_splits(s), i, c));
 }
 
-static void latent_backward(Device *d, LatentShape s, const void *dqkv, const int32_t *positions,
-                            const float *cos_sin, void *dq, void *down, void *dkey, Dtype c) {
+static void latent_backward(Device *d, const LatentBackwardArgs *o) {
     (void)d;
-    int64_t dim = latent_head(s), width = s.heads * dim, each = s.plain + s.value;
-    for (int64_t t = 0; t < s.tokens; t++) {
-        const float *angles = cos_sin + (int64_t)positions[t] * s.turned;
-        for (int64_t head = 0; head < s.heads; head++) {
-            int64_t from = t * 3 * width + head * dim, to = t * s.q_row + head * dim,
-                    mine = (t * s.heads + head) * each;
-            copy_elements(s.plain, dqkv, from, dq, to, c);
-            turn(s, angles, dqkv, from + s.plain, dq, to + s.plain, true, c);
-            copy_elements(s.plain, dqkv, from + width, down, mine, c);
-            copy_elements(s.value, dqkv, from + 2 * width, down, mine + s.plain, c);
+    int64_t dim = latent_head(o->s), width = o->s.heads * dim, each = o->s.plain + o->s.value;
+    for (int64_t t = 0; t < o->s.tokens; t++) {
+        const float *angles = o->cos_sin + (int64_t)o->positions[t] * o->s.turned;
+        for (int64_t head = 0; head < o->s.heads; head++) {
+            int64_t from = t * 3 * width + head * dim, to = t * o->s.q_row + head * dim,
+                    mine = (t * o->s.heads + head) * each;
+            copy_elements(o->s.plain, o->dqkv, from, o->dq, to, o->c);
+            turn(o->s, angles, o->dqkv, from + o->s.plain, o->dq, to + o->s.plain, true, o->c);
+            copy_elements(o->s.plain, o->dqkv, from + width, o->down, mine, o->c);
+            copy_elements(o->s.value, o->dqkv, from + 2 * width, o->down, mine + o->s.plain, o->c);
         }
-        common_gradient(s, angles, dqkv, t * 3 * width + width, dkey, t * s.key_row, c);
+        common_gradient(o->s, angles, o->dqkv, t * 3 * width + width, o->dkey, t * o->s.key_row, o->c);
     }
 }
 

@@ -1,4 +1,4 @@
-/* Mamba-2 by the formulas in device.h, one element of a state at a time, in double.
+/* Mamba-2 by the formulas in ops/recurrence.h, one element of a state at a time, in double.
  *
  * States, and the partial sums of the gradients of B and C, are kept in fp32, as they are stored. So a
  * sequence that is processed in two calls gets the same numbers as in one. */
@@ -52,12 +52,17 @@ static void row_forward(const MambaRun *r, int64_t head, int64_t p) {
     if (r->state) memcpy(r->state + row, now, bytes);
 }
 
-static void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key, float *state,
-                          float *starts, void *y, Dtype c) {
-    MambaRun r = {.s = s, .in = in, .first_key = first_key, .c = c, .starts = starts, .state = state, .y = y};
-    for (int64_t head = 0; head < s.heads; head++)
-        for (int64_t p = 0; p < s.head_dim; p++) row_forward(&r, head, p);
-    mamba_profile(d, OP_MAMBA_FORWARD, &s);
+static void mamba_forward(Device *d, const MambaForwardArgs *o) {
+    MambaRun r = {.s = o->s,
+                  .in = o->in,
+                  .first_key = o->first_key,
+                  .c = o->c,
+                  .starts = o->starts,
+                  .state = o->state,
+                  .y = o->y};
+    for (int64_t head = 0; head < o->s.heads; head++)
+        for (int64_t p = 0; p < o->s.head_dim; p++) row_forward(&r, head, p);
+    mamba_profile(d, OP_MAMBA_FORWARD, &o->s);
 }
 
 /* Sums over the rows of a head, for a chunk: gradients of steps, and of the state's factors. */
@@ -130,27 +135,27 @@ static void add_terms(const MambaRun *r, int64_t first, int64_t i, int64_t head)
     }
 }
 
-static void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key,
-                           const float *starts, const void *dy, float *carry, float *room, MambaGradients out,
-                           Dtype c) {
-    MambaRun r = {.s = s,
-                  .in = in,
-                  .first_key = first_key,
-                  .c = c,
-                  .starts = (float *)(uintptr_t)starts,
-                  .dy = dy,
-                  .carry = carry,
-                  .room = room,
-                  .out = out};
-    memset(carry, 0, (size_t)mamba_state_at(&s, s.heads, 0) * sizeof *carry);
-    for (int64_t first = (mamba_starts(s.tokens) - 1) * MAMBA_CHUNK; first >= 0; first -= MAMBA_CHUNK) {
-        int64_t count = min_i64(MAMBA_CHUNK, s.tokens - first);
-        memset(room, 0, (size_t)(min_i64(MAMBA_CHUNK, s.tokens) * s.heads * 2 * s.state) * sizeof *room);
-        for (int64_t head = 0; head < s.heads; head++) head_backward(&r, head, first, count);
+static void mamba_backward(Device *d, const MambaBackwardArgs *o) {
+    MambaRun r = {.s = o->s,
+                  .in = o->in,
+                  .first_key = o->first_key,
+                  .c = o->c,
+                  .starts = (float *)(uintptr_t)o->starts,
+                  .dy = o->dy,
+                  .carry = o->carry,
+                  .room = o->room,
+                  .out = o->out};
+    memset(o->carry, 0, (size_t)mamba_state_at(&o->s, o->s.heads, 0) * sizeof *o->carry);
+    for (int64_t first = (mamba_starts(o->s.tokens) - 1) * MAMBA_CHUNK; first >= 0; first -= MAMBA_CHUNK) {
+        int64_t count = min_i64(MAMBA_CHUNK, o->s.tokens - first);
+        memset(o->room, 0,
+               (size_t)(min_i64(MAMBA_CHUNK, o->s.tokens) * o->s.heads * 2 * o->s.state) * sizeof *o->room);
+        for (int64_t head = 0; head < o->s.heads; head++) head_backward(&r, head, first, count);
         for (int64_t i = 0; i < count; i++)
-            for (int64_t head = 0; head < s.heads; head += s.heads / s.groups) add_terms(&r, first, i, head);
+            for (int64_t head = 0; head < o->s.heads; head += o->s.heads / o->s.groups)
+                add_terms(&r, first, i, head);
     }
-    mamba_profile(d, OP_MAMBA_BACKWARD, &s);
+    mamba_profile(d, OP_MAMBA_BACKWARD, &o->s);
 }
 
 /* ---- gated norm ---- */
@@ -176,34 +181,35 @@ static GatedRun gated_run(GatedNorm s, const void *x, const void *gate, int64_t 
     return g;
 }
 
-static void gated_norm_forward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w,
-                               void *y, Dtype c) {
+static void gated_norm_forward(Device *d, const GatedNormForwardArgs *o) {
     (void)d;
-    for (int64_t t = 0; t < s.tokens; t++)
-        for (int64_t first = 0; first < s.width; first += s.run) {
-            GatedRun g = gated_run(s, x, gate, t, first, c);
-            for (int64_t i = 0; i < s.run; i++)
-                tensor_set(y, g.at + i, c, (float)(gated(&g, x, gate, i, c) * g.rstd * (double)w[first + i]));
+    for (int64_t t = 0; t < o->s.tokens; t++)
+        for (int64_t first = 0; first < o->s.width; first += o->s.run) {
+            GatedRun g = gated_run(o->s, o->x, o->gate, t, first, o->c);
+            for (int64_t i = 0; i < o->s.run; i++)
+                tensor_set(o->y, g.at + i, o->c,
+                           (float)(gated(&g, o->x, o->gate, i, o->c) * g.rstd * (double)o->w[first + i]));
         }
 }
 
-static void gated_norm_backward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w,
-                                const void *dy, void *dx, void *dgate, float *dw, Dtype c) {
+static void gated_norm_backward(Device *d, const GatedNormBackwardArgs *o) {
     (void)d;
-    for (int64_t t = 0; t < s.tokens; t++)
-        for (int64_t first = 0; first < s.width; first += s.run) {
-            GatedRun g = gated_run(s, x, gate, t, first, c);
+    for (int64_t t = 0; t < o->s.tokens; t++)
+        for (int64_t first = 0; first < o->s.width; first += o->s.run) {
+            GatedRun g = gated_run(o->s, o->x, o->gate, t, first, o->c);
             double mean = 0;
-            for (int64_t i = 0; i < s.run; i++)
-                mean += gated(&g, x, gate, i, c) * g.rstd * (double)tensor_get(dy, g.at + i, c) *
-                        (double)w[first + i] / (double)s.run;
-            for (int64_t i = 0; i < s.run; i++) {
-                double z = (double)tensor_get(gate, g.gate_at + i, c), q = sigmoid(z),
-                       v = (double)tensor_get(x, g.at + i, c), out = (double)tensor_get(dy, g.at + i, c),
-                       n = v * z * q * g.rstd, dn = (out * (double)w[first + i] - n * mean) * g.rstd;
-                dw[first + i] += (float)(out * n);
-                tensor_set(dx, g.at + i, c, (float)(dn * z * q));
-                tensor_set(dgate, g.gate_at + i, c, (float)(dn * v * q * (1 + z * (1 - q))));
+            for (int64_t i = 0; i < o->s.run; i++)
+                mean += gated(&g, o->x, o->gate, i, o->c) * g.rstd *
+                        (double)tensor_get(o->dy, g.at + i, o->c) * (double)o->w[first + i] /
+                        (double)o->s.run;
+            for (int64_t i = 0; i < o->s.run; i++) {
+                double z = (double)tensor_get(o->gate, g.gate_at + i, o->c), q = sigmoid(z),
+                       v = (double)tensor_get(o->x, g.at + i, o->c),
+                       out = (double)tensor_get(o->dy, g.at + i, o->c), n = v * z * q * g.rstd,
+                       dn = (out * (double)o->w[first + i] - n * mean) * g.rstd;
+                o->dw[first + i] += (float)(out * n);
+                tensor_set(o->dx, g.at + i, o->c, (float)(dn * z * q));
+                tensor_set(o->dgate, g.gate_at + i, o->c, (float)(dn * v * q * (1 + z * (1 - q))));
             }
         }
 }

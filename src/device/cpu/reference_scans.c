@@ -1,4 +1,4 @@
-/* Convolutions and recurrences by the formulas in device.h, one channel at a time, in double.
+/* Convolutions and recurrences by the formulas in ops/recurrence.h, one channel at a time, in double.
  *
  * A state is kept in fp32, as h is stored. So a sequence that is processed in two calls gets the same numbers
  * as in one. */
@@ -41,38 +41,36 @@ static void move_tail(ConvShape s, const void *x, float *tail, Dtype c) {
             tail[k * s.width + i] = (float)input_at(s, x, tail, s.tokens - s.taps + 1 + k, i, c);
 }
 
-static void conv_forward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
-                         float *tail, void *y, Dtype c) {
+static void conv_forward(Device *d, const ConvForwardArgs *o) {
     (void)d;
-    for (int64_t t = 0; t < s.tokens; t++)
-        for (int64_t i = 0; i < s.width; i++)
-            tensor_set(y, t * s.width + i, c, (float)silu(convolve(s, x, w, first_key, tail, t, i, c)));
-    if (tail) move_tail(s, x, tail, c);
+    for (int64_t t = 0; t < o->s.tokens; t++)
+        for (int64_t i = 0; i < o->s.width; i++)
+            tensor_set(o->y, t * o->s.width + i, o->c,
+                       (float)silu(convolve(o->s, o->x, o->w, o->first_key, o->tail, t, i, o->c)));
+    if (o->tail) move_tail(o->s, o->x, o->tail, o->c);
 }
 
 /* Gradient of p_t, the input of silu. */
-static double before_silu(ConvShape s, const void *x, const float *w, const int32_t *first_key,
-                          const void *dy, int64_t t, int64_t channel, Dtype c) {
-    double p = convolve(s, x, w, first_key, NULL, t, channel, c);
-    return (double)tensor_get(dy, t * s.width + channel, c) * silu_slope(p);
+static double before_silu(const ConvBackwardArgs *o, int64_t t, int64_t channel) {
+    double p = convolve(o->s, o->x, o->w, o->first_key, NULL, t, channel, o->c);
+    return (double)tensor_get(o->dy, t * o->s.width + channel, o->c) * silu_slope(p);
 }
 
-static void conv_backward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
-                          const void *dy, void *dx, float *dw, Dtype c) {
+static void conv_backward(Device *d, const ConvBackwardArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < s.width; i++) {
+    for (int64_t i = 0; i < o->s.width; i++) {
         double sums[CONV_TAPS] = {0};
-        for (int64_t t = 0; t < s.tokens; t++) {
-            double sum = 0, dp = before_silu(s, x, w, first_key, dy, t, i, c);
-            for (int64_t u = reach(s, first_key, t); u <= t; u++)
-                sums[t - u] += dp * input_at(s, x, NULL, u, i, c);
-            for (int64_t u = t; u < min_i64(s.tokens, t + s.taps); u++)
-                if (reach(s, first_key, u) <= t)
-                    sum += (double)tap(s, w, u - t)[i] * before_silu(s, x, w, first_key, dy, u, i, c);
-            tensor_set(dx, t * s.row + i, c, (float)sum);
+        for (int64_t t = 0; t < o->s.tokens; t++) {
+            double sum = 0, dp = before_silu(o, t, i);
+            for (int64_t u = reach(o->s, o->first_key, t); u <= t; u++)
+                sums[t - u] += dp * input_at(o->s, o->x, NULL, u, i, o->c);
+            for (int64_t u = t; u < min_i64(o->s.tokens, t + o->s.taps); u++)
+                if (reach(o->s, o->first_key, u) <= t)
+                    sum += (double)tap(o->s, o->w, u - t)[i] * before_silu(o, u, i);
+            tensor_set(o->dx, t * o->s.row + i, o->c, (float)sum);
         }
-        for (int64_t back = 0; back < s.taps; back++)
-            dw[(s.taps - 1 - back) * s.width + i] += (float)sums[back];
+        for (int64_t back = 0; back < o->s.taps; back++)
+            o->dw[(o->s.taps - 1 - back) * o->s.width + i] += (float)sums[back];
     }
 }
 
@@ -129,54 +127,52 @@ static Element slopes(ScanKind kind, Element e, double da, double db) {
     return (Element){{0, 0}, 0, 0};
 }
 
-static void scan_forward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, float *state,
-                         float *h, Dtype c) {
+static void scan_forward(Device *d, const ScanForwardArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < s.width; i++) {
-        float before = state ? state[i] : 0;
-        for (int64_t t = 0; t < s.tokens; t++) {
-            Coefficients k = coefficients(s.kind, element_at(s, in, t, i, c));
-            if (scan_begins(first_key, t)) before = 0;
-            before = h[t * s.width + i] = (float)(k.a * (double)before + k.b);
+    for (int64_t i = 0; i < o->s.width; i++) {
+        float before = o->state ? o->state[i] : 0;
+        for (int64_t t = 0; t < o->s.tokens; t++) {
+            Coefficients k = coefficients(o->s.kind, element_at(o->s, o->in, t, i, o->c));
+            if (scan_begins(o->first_key, t)) before = 0;
+            before = o->h[t * o->s.width + i] = (float)(k.a * (double)before + k.b);
         }
-        if (state) state[i] = before;
+        if (o->state) o->state[i] = before;
     }
 }
 
-static void scan_gate(Device *d, ScanShape s, const void *gate, const float *h, void *out, Dtype c) {
+static void scan_gate(Device *d, const ScanGateArgs *o) {
     (void)d;
-    for (int64_t t = 0; t < s.tokens; t++)
-        for (int64_t i = 0; i < s.width; i++) {
-            double g = (double)tensor_get(gate, t * s.gate_row + i, c);
-            tensor_set(out, t * s.width + i, c, (float)((double)h[t * s.width + i] * silu(g)));
+    for (int64_t t = 0; t < o->s.tokens; t++)
+        for (int64_t i = 0; i < o->s.width; i++) {
+            double g = (double)tensor_get(o->gate, t * o->s.gate_row + i, o->c);
+            tensor_set(o->out, t * o->s.width + i, o->c, (float)((double)o->h[t * o->s.width + i] * silu(g)));
         }
 }
 
 /* Backward through one channel; `later` is the gradient that the next token passes on. */
-static void scan_channel_backward(ScanShape s, ScanInputs in, const int32_t *first_key, const float *h,
-                                  const void *dout, ScanGradients out, int64_t i, Dtype c) {
+static void scan_channel_backward(const ScanBackwardArgs *o, int64_t i) {
     double later = 0, decay = 0;
-    for (int64_t t = s.tokens - 1; t >= 0; t--) {
-        int64_t at = t * s.width + i;
-        Element e = element_at(s, in, t, i, c), de;
-        bool begins = t == 0 || scan_begins(first_key, t);
-        double gate = (double)tensor_get(in.gate, t * s.gate_row + i, c),
-               dy = (double)tensor_get(dout, at, c), g = dy * silu(gate) + later;
-        de = slopes(s.kind, e, begins ? 0 : g * (double)h[at - s.width], g);
-        later = begins ? 0 : g * coefficients(s.kind, e).a;
-        for (int k = 0; k < scan_gates(s.kind); k++)
-            tensor_set(out.gates, t * s.gates_row + k * s.width + i, c, (float)de.gate[k]);
+    for (int64_t t = o->s.tokens - 1; t >= 0; t--) {
+        int64_t at = t * o->s.width + i;
+        Element e = element_at(o->s, o->in, t, i, o->c), de;
+        bool begins = t == 0 || scan_begins(o->first_key, t);
+        double gate = (double)tensor_get(o->in.gate, t * o->s.gate_row + i, o->c),
+               dy = (double)tensor_get(o->dout, at, o->c), g = dy * silu(gate) + later;
+        de = slopes(o->s.kind, e, begins ? 0 : g * (double)o->h[at - o->s.width], g);
+        later = begins ? 0 : g * coefficients(o->s.kind, e).a;
+        for (int k = 0; k < scan_gates(o->s.kind); k++)
+            tensor_set(o->out.gates, t * o->s.gates_row + k * o->s.width + i, o->c, (float)de.gate[k]);
         decay += de.decay;
-        tensor_set(out.values, t * s.values_row + i, c, (float)de.value);
-        tensor_set(out.gate, t * s.gate_row + i, c, (float)(dy * (double)h[at] * silu_slope(gate)));
+        tensor_set(o->out.values, t * o->s.values_row + i, o->c, (float)de.value);
+        tensor_set(o->out.gate, t * o->s.gate_row + i, o->c,
+                   (float)(dy * (double)o->h[at] * silu_slope(gate)));
     }
-    if (out.lambda) out.lambda[i] += (float)(decay * -8 * sigmoid((double)in.lambda[i]));
+    if (o->out.lambda) o->out.lambda[i] += (float)(decay * -8 * sigmoid((double)o->in.lambda[i]));
 }
 
-static void scan_backward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, const float *h,
-                          const void *dout, ScanGradients out, Dtype c) {
+static void scan_backward(Device *d, const ScanBackwardArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < s.width; i++) scan_channel_backward(s, in, first_key, h, dout, out, i, c);
+    for (int64_t i = 0; i < o->s.width; i++) scan_channel_backward(o, i);
 }
 
 void reference_fill_scans(Ops *ops) {

@@ -134,26 +134,36 @@ INLINE void layer_backward_typed(int64_t rows, int64_t hidden, const void *x, co
     }
 }
 
-static void norm_forward(NormKind kind, int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
-                         const float *w, const float *bias, void *sum, void *y, float *rstd, Dtype c) {
-    switch (kind) {
-    case NORM_RMS: BY_DTYPE(c, rms_forward_typed, rows, hidden, eps, a, b, w, sum, y, rstd, BY_WEIGHT); break;
-    case NORM_RMS_PLUS_ONE:
-        BY_DTYPE(c, rms_forward_typed, rows, hidden, eps, a, b, w, sum, y, rstd, BY_WEIGHT_PLUS_ONE);
+static void norm_forward(const NormForwardArgs *o) {
+    switch (o->kind) {
+    case NORM_RMS:
+        BY_DTYPE(o->c, rms_forward_typed, o->tokens, o->hidden, o->eps, o->a, o->b, o->w, o->sum, o->y,
+                 o->rstd, BY_WEIGHT);
         break;
-    case NORM_LAYER: BY_DTYPE(c, layer_forward_typed, rows, hidden, eps, a, b, w, bias, sum, y, rstd); break;
+    case NORM_RMS_PLUS_ONE:
+        BY_DTYPE(o->c, rms_forward_typed, o->tokens, o->hidden, o->eps, o->a, o->b, o->w, o->sum, o->y,
+                 o->rstd, BY_WEIGHT_PLUS_ONE);
+        break;
+    case NORM_LAYER:
+        BY_DTYPE(o->c, layer_forward_typed, o->tokens, o->hidden, o->eps, o->a, o->b, o->w, o->bias, o->sum,
+                 o->y, o->rstd);
+        break;
     }
 }
-static void norm_backward(NormKind kind, int64_t rows, int64_t hidden, const void *x, const float *w,
-                          const float *rstd, const void *dy, void *dx, bool add_to, float *dw, Dtype c) {
-    switch (kind) {
+static void norm_backward(const NormBackwardArgs *o) {
+    switch (o->kind) {
     case NORM_RMS:
-        BY_DTYPE(c, rms_backward_typed, rows, hidden, x, w, rstd, dy, dx, add_to, dw, BY_WEIGHT);
+        BY_DTYPE(o->c, rms_backward_typed, o->tokens, o->hidden, o->x, o->w, o->rstd, o->dy, o->dx, o->add,
+                 o->dw, BY_WEIGHT);
         break;
     case NORM_RMS_PLUS_ONE:
-        BY_DTYPE(c, rms_backward_typed, rows, hidden, x, w, rstd, dy, dx, add_to, dw, BY_WEIGHT_PLUS_ONE);
+        BY_DTYPE(o->c, rms_backward_typed, o->tokens, o->hidden, o->x, o->w, o->rstd, o->dy, o->dx, o->add,
+                 o->dw, BY_WEIGHT_PLUS_ONE);
         break;
-    case NORM_LAYER: BY_DTYPE(c, layer_backward_typed, rows, hidden, x, w, rstd, dy, dx, add_to, dw); break;
+    case NORM_LAYER:
+        BY_DTYPE(o->c, layer_backward_typed, o->tokens, o->hidden, o->x, o->w, o->rstd, o->dy, o->dx, o->add,
+                 o->dw);
+        break;
     }
 }
 
@@ -266,34 +276,35 @@ INLINE void qk_sums_typed(AttentionShape s, KSplit splits, bool keys, const void
         }
 }
 
-static void qk_norm_forward(AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
-                            const float *wq, const float *wk, void *out, Dtype c) {
-    if (!wq)
-        BY_DTYPE(c, qk_norm_forward_typed, s, rows, eps, raw, NULL, NULL, out, BY_ONE);
-    else if (kind == NORM_RMS)
-        BY_DTYPE(c, qk_norm_forward_typed, s, rows, eps, raw, wq, wk, out, BY_WEIGHT);
+static void qk_norm_forward(const QkNormForwardArgs *o) {
+    if (!o->wq)
+        BY_DTYPE(o->c, qk_norm_forward_typed, o->s, o->rows, o->eps, o->raw, NULL, NULL, o->out, BY_ONE);
+    else if (o->kind == NORM_RMS)
+        BY_DTYPE(o->c, qk_norm_forward_typed, o->s, o->rows, o->eps, o->raw, o->wq, o->wk, o->out, BY_WEIGHT);
     else
-        BY_DTYPE(c, qk_norm_forward_typed, s, rows, eps, raw, wq, wk, out, BY_WEIGHT_PLUS_ONE);
-}
-static void qk_norm_backward(AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
-                             const float *wq, const float *wk, void *dqkv, float *dwq, float *dwk, int splits,
-                             Dtype c) {
-    if (!wq)
-        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, NULL, NULL, dqkv, NULL, NULL, splits, BY_ONE);
-    else if (kind == NORM_RMS)
-        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, wq, wk, dqkv, dwq, dwk, splits, BY_WEIGHT);
-    else
-        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, wq, wk, dqkv, dwq, dwk, splits,
+        BY_DTYPE(o->c, qk_norm_forward_typed, o->s, o->rows, o->eps, o->raw, o->wq, o->wk, o->out,
                  BY_WEIGHT_PLUS_ONE);
 }
-static void qk_norm_sums(AttentionShape s, KSplit splits, NormKind kind, const void *raw, const float *wq,
-                         const float *wk, const void *dqkv, float *sums, int64_t step, Dtype c) {
+static void qk_norm_backward(const QkNormBackwardArgs *o) {
+    if (!o->wq)
+        BY_DTYPE(o->c, qk_norm_backward_typed, o->s, o->rows, o->eps, o->raw, NULL, NULL, o->dqkv, NULL, NULL,
+                 o->splits, BY_ONE);
+    else if (o->kind == NORM_RMS)
+        BY_DTYPE(o->c, qk_norm_backward_typed, o->s, o->rows, o->eps, o->raw, o->wq, o->wk, o->dqkv, o->dwq,
+                 o->dwk, o->splits, BY_WEIGHT);
+    else
+        BY_DTYPE(o->c, qk_norm_backward_typed, o->s, o->rows, o->eps, o->raw, o->wq, o->wk, o->dqkv, o->dwq,
+                 o->dwk, o->splits, BY_WEIGHT_PLUS_ONE);
+}
+static void qk_norm_sums(const QkNormSumsArgs *o, int64_t step) {
     for (int keys = 0; keys < 2; keys++) {
-        const float *w = keys ? wk : wq;
-        if (kind == NORM_RMS)
-            BY_DTYPE(c, qk_sums_typed, s, splits, keys, raw, w, dqkv, sums, step, BY_WEIGHT);
+        const float *w = keys ? o->wk : o->wq;
+        if (o->kind == NORM_RMS)
+            BY_DTYPE(o->c, qk_sums_typed, o->s, o->splits, keys, o->raw, w, o->dqkv, o->sums, step,
+                     BY_WEIGHT);
         else
-            BY_DTYPE(c, qk_sums_typed, s, splits, keys, raw, w, dqkv, sums, step, BY_WEIGHT_PLUS_ONE);
+            BY_DTYPE(o->c, qk_sums_typed, o->s, o->splits, keys, o->raw, w, o->dqkv, o->sums, step,
+                     BY_WEIGHT_PLUS_ONE);
     }
 }
 
@@ -390,7 +401,9 @@ INLINE void loss_gradient_typed(int64_t n, const void *x, int64_t target, RowSum
         (exp((double)logit - (double)of.max) / of.sum * share - 1) * (double)scale * (1 - part * part);
     tensor_set(dx, target, grad_type, (float)gradient);
 }
-static void loss_gradient(int64_t n, const void *logits, Dtype logits_type, int64_t target, RowSum of,
-                          float scale, double share, float cap, void *dlogits, Dtype grad_type) {
-    BY_DTYPE(logits_type, loss_gradient_typed, n, logits, target, of, scale, share, cap, dlogits, grad_type);
+static void loss_gradient(const CrossEntropyArgs *o, int64_t row, RowSum of, double share) {
+    const void *x = tensor_at(o->logits, row * o->vocab, o->logits_type);
+    void *dx = tensor_to(o->dlogits, row * o->vocab, o->grad_type);
+    BY_DTYPE(o->logits_type, loss_gradient_typed, o->vocab, x, o->targets[row] - o->splits.first, of,
+             *o->scale, share, o->cap, dx, o->grad_type);
 }

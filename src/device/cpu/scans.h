@@ -53,9 +53,9 @@ INLINE void conv_forward_typed(const ConvShape *s, int64_t first, int64_t count,
     }
     if (tail) conv_move_tail(s, first, count, x, tail, c);
 }
-static void conv_forward(ConvShape s, int64_t first, int64_t count, const void *x, const float *w,
-                         const int32_t *first_key, float *tail, void *y, Dtype c) {
-    BY_DTYPE(c, conv_forward_typed, &s, first, count, x, w, first_key, tail, y);
+static void conv_forward(const ConvForwardArgs *o, int64_t first, int64_t count) {
+    ConvShape s = o->s;
+    BY_DTYPE(o->c, conv_forward_typed, &s, first, count, o->x, o->w, o->first_key, o->tail, o->y);
 }
 
 /* State of a channel's backward pass: gradients of the last K tokens' inputs (token t in row t % K), and sums
@@ -115,9 +115,9 @@ INLINE void conv_backward_typed(const ConvShape *s, int64_t first, int64_t count
             put(to, i, left, DTYPE_F32, get(to, i, left, DTYPE_F32) + vec_load(&sums.taps[k][i]));
         }
 }
-static void conv_backward(ConvShape s, int64_t first, int64_t count, const void *x, const float *w,
-                          const int32_t *first_key, const void *dy, void *dx, float *dw, Dtype c) {
-    BY_DTYPE(c, conv_backward_typed, &s, first, count, x, w, first_key, dy, dx, dw);
+static void conv_backward(const ConvBackwardArgs *o, int64_t first, int64_t count) {
+    ConvShape s = o->s;
+    BY_DTYPE(o->c, conv_backward_typed, &s, first, count, o->x, o->w, o->first_key, o->dy, o->dx, o->dw);
 }
 
 /* ---- recurrences ---- */
@@ -262,12 +262,15 @@ INLINE void scan_backward_typed(const ScanShape *s, int64_t first, int64_t count
         }                                                                            \
     } while (0)
 
-static void scan_forward(ScanShape s, int64_t first, int64_t count, ScanInputs in, const int32_t *first_key,
-                         float *state, float *h, Dtype c) {
-    BY_SCAN(s.kind, c, scan_forward_typed, &s, first, count, &in, first_key, state, h);
+static void scan_forward(const ScanForwardArgs *o, int64_t first, int64_t count) {
+    ScanShape s = o->s;
+    ScanInputs in = o->in;
+    BY_SCAN(s.kind, o->c, scan_forward_typed, &s, first, count, &in, o->first_key, o->state, o->h);
 }
 
-static void scan_backward(ScanShape s, int64_t first, int64_t count, ScanInputs in, const int32_t *first_key,
-                          const float *h, const void *dout, ScanGradients out, Dtype c) {
-    BY_SCAN(s.kind, c, scan_backward_typed, &s, first, count, &in, first_key, h, dout, &out);
+static void scan_backward(const ScanBackwardArgs *o, int64_t first, int64_t count) {
+    ScanShape s = o->s;
+    ScanInputs in = o->in;
+    ScanGradients out = o->out;
+    BY_SCAN(s.kind, o->c, scan_backward_typed, &s, first, count, &in, o->first_key, o->h, o->dout, &out);
 }

@@ -1,10 +1,10 @@
 /* Remembers which ops were called, and which of them a wait has shown to have ended.
  *
- *     op ------> an entry, numbered ------> the plugin's op
+ *     op ------> an entry, numbered ------> op_run
  *     mark ----> event: entries of its stream that are older than ...
  *     finish --> ... have ended
  *
- * Entries hold arguments as they were given (arguments.h). They become text only when somebody asks, which is
+ * Entries hold arguments as they were given. They become text only when somebody asks, which is
  * when the GPU has failed. Old entries are overwritten, and so are old marks; waiting for an overwritten mark
  * shows nothing. One mutex guards all of it, since the thread that saves calls ops at the same time as the
  * one that trains. */
@@ -14,17 +14,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "device/arguments.h"
+#include "device/ops/ops.h"
 
-enum { ENTRIES = 256, MARKS = 1024, ARGUMENTS_MOST = 384, WORDS_MOST = 3000 };
-
-typedef void Say(Text *out, const void *arguments);
+enum { ENTRIES = 256, MARKS = 1024, WORDS_MOST = 3000, NO_OP = -1 };
 
 typedef struct Entry {
     OpId op;
     DeviceStream stream;
-    Say *say;
-    _Alignas(16) char arguments[ARGUMENTS_MOST];
+    _Alignas(16) char arguments[OP_BYTES_MAX];
 } Entry;
 
 typedef struct Mark {
@@ -33,14 +30,13 @@ typedef struct Mark {
     uint64_t before; /* number of an entry */
 } Mark;
 
-static Ops ops; /* the plugin's, which the wrappers call */
-static DeviceRuntime runtime;
+static DeviceRuntime runtime; /* the plugin's */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static Entry entries[ENTRIES];
 static Mark marks[MARKS];
 static uint64_t called, marked;        /* sequence numbers of the next entry and the next mark */
 static uint64_t ended[DEVICE_STREAMS]; /* entries of the stream older than this have ended */
-static _Thread_local Entry current;
+static _Thread_local Entry current = {.op = NO_OP};
 
 /* ---- words ---- */
 
@@ -110,86 +106,34 @@ static void say_split(Text *out, const char *name, const void *at) {
     const KSplit *l = at;
     if (l->runs) say_number(out, name, l->run[0].split_size);
 }
-/* For addresses, and for numbers that are not shapes. */
-static void say_nothing(Text *out, const char *name, const void *at) { (void)out, (void)name, (void)at; }
 
-/* clang-format off */
-#define SAY(type, name)                                                                            \
-    _Generic(a->name, int64_t: say_i64, int: say_int, size_t: say_size, bool: say_bool,            \
-             Dtype: say_dtype, AttentionShape: say_attention, AttentionRun: say_run,               \
-             LatentShape: say_latent, RouteShape: say_route, ExpertRows: say_rows,                 \
-             MatrixShape: say_matrix, KSplit: say_split, default: say_nothing)(out, #name, &a->name);
-/* clang-format on */
+/* By OpFieldType. */
+static void (*const say[])(Text *out, const char *name, const void *at) = {
+    [FIELD_BOOL] = say_bool, [FIELD_INT] = say_int,       [FIELD_I64] = say_i64,
+    [FIELD_SIZE] = say_size, [FIELD_DTYPE] = say_dtype,   [FIELD_ATTENTION] = say_attention,
+    [FIELD_RUN] = say_run,   [FIELD_LATENT] = say_latent, [FIELD_ROUTE] = say_route,
+    [FIELD_ROWS] = say_rows, [FIELD_MATRIX] = say_matrix, [FIELD_SPLIT] = say_split,
+};
 
 static void say_call(Text *out, const Entry *e) {
+    const OpDescriptor *op = op_descriptor(e->op);
     Text arguments = {0};
-    e->say(&arguments, e->arguments);
-    text_printf(out, "%s(%s)", op_name(e->op), arguments.length ? arguments.data : "");
+    for (int i = 0; i < op->fields; i++)
+        say[op->field[i].type](&arguments, op->field[i].name, e->arguments + op->field[i].at);
+    text_printf(out, "%s(%s)", op->name, arguments.length ? arguments.data : "");
     text_free(&arguments);
 }
 
 /* ---- remembering ---- */
 
-static void remember(OpId op, Say *say, const void *arguments, size_t bytes) {
+static void enqueue(Device *d, OpId op, const void *arguments) {
     current.op = op;
     current.stream = device_stream();
-    current.say = say;
-    memcpy(current.arguments, arguments, bytes);
+    memcpy(current.arguments, arguments, op_descriptor(op)->bytes);
     pthread_mutex_lock(&mutex);
     entries[called++ % ENTRIES] = current;
     pthread_mutex_unlock(&mutex);
-}
-
-/* Ids of ops by the names of their slots. */
-#define ID_OF(id, name) ID_##name = OP_##id,
-enum { DEVICE_OPS(ID_OF) };
-#undef ID_OF
-
-#define REMEMBERED(slot, ...)                                                                                \
-    _Static_assert(sizeof(slot##_arguments) <= ARGUMENTS_MOST, "more arguments than an entry has room for"); \
-    static void words_of_##slot(Text *out, const void *arguments) {                                          \
-        const slot##_arguments *a = arguments;                                                               \
-        EACH(SAY, __VA_ARGS__)                                                                               \
-    }                                                                                                        \
-    static void call_##slot(Device *d EACH(PARAMETER, __VA_ARGS__)) {                                        \
-        remember((OpId)ID_##slot, words_of_##slot, &(slot##_arguments){EACH(VALUE, __VA_ARGS__)},            \
-                 sizeof(slot##_arguments));                                                                  \
-        ops.slot(d EACH(NAMED, __VA_ARGS__));                                                                \
-    }
-
-PLAIN_OPS(REMEMBERED)
-
-static void words_of_bytes(Text *out, const void *arguments) { say_size(out, "bytes", arguments); }
-
-static void call_upload(Device *d, void *tensor, const void *host, size_t bytes) {
-    remember(OP_UPLOAD, words_of_bytes, &bytes, sizeof bytes);
-    ops.upload(d, tensor, host, bytes);
-}
-
-static void call_download(Device *d, void *host, const void *tensor, size_t bytes) {
-    remember(OP_DOWNLOAD, words_of_bytes, &bytes, sizeof bytes);
-    ops.download(d, host, tensor, bytes);
-}
-
-typedef struct Parts {
-    int64_t n;
-    int parts;
-} Parts;
-
-static void words_of_parts(Text *out, const void *arguments) {
-    const Parts *a = arguments;
-    say_number(out, "n", a->n);
-    say_number(out, "parts", a->parts);
-}
-
-static void call_sum_parts(Device *d, int64_t n, int parts, const float *const *in, float *out) {
-    remember(OP_SUM_PARTS, words_of_parts, &(Parts){n, parts}, sizeof(Parts));
-    ops.sum_parts(d, n, parts, in, out);
-}
-
-static void call_sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const *in, int64_t *out) {
-    remember(OP_SUM_PARTS, words_of_parts, &(Parts){n, parts}, sizeof(Parts));
-    ops.sum_parts_i64(d, n, parts, in, out);
+    op_run(d, op, arguments);
 }
 
 /* Ops that other threads call meanwhile count as later than the mark. */
@@ -217,18 +161,10 @@ static void finish(Device *d, Event e) {
 }
 
 void calls_remember(Device *d) {
-    ops = d->ops;
     runtime = d->runtime;
     called = marked = 0;
     memset(ended, 0, sizeof ended);
-#define REPLACE(slot, ...) \
-    if (ops.slot) d->ops.slot = call_##slot;
-    PLAIN_OPS(REPLACE)
-#undef REPLACE
-    d->ops.upload = call_upload;
-    d->ops.download = call_download;
-    d->ops.sum_parts = call_sum_parts;
-    d->ops.sum_parts_i64 = call_sum_parts_i64;
+    d->runtime.enqueue = enqueue;
     d->runtime.mark = mark;
     d->runtime.finish = finish;
 }
@@ -237,7 +173,7 @@ void calls_remember(Device *d) {
 
 const char *calls_current(OpId op) {
     static _Thread_local Text words;
-    if (!current.say || current.op != op) return op_name(op);
+    if (current.op != op) return op_name(op);
     text_clear(&words);
     say_call(&words, &current);
     return words.data;

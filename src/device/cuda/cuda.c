@@ -25,7 +25,8 @@ static const char FILE_NAME[] = "weft-cuda.so";
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static const CudaPlugin *plugin;
-static Ops plugin_ops; /* of an open device, called by the slots below */
+/* The plugin's slot, called by the one below. */
+static void (*plugin_grad_stats)(Device *d, const GradStatsArgs *o);
 
 /* Exits at once: after a fault of the device nothing can be trusted. */
 static void end_process(ErrorCode code, const char *message) {
@@ -112,25 +113,24 @@ enum { BLOCK = 1 << 14, SLICE = 1 << 10 };
 
 /* The same values as the CPU's op, a block at a time. `block` may be reused since an upload has read its
  * memory when it returns. */
-static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
-                        double lo, double hi, float *out) {
+static void init_normal(Device *d, const InitNormalArgs *o) {
     float block[BLOCK];
-    for (int64_t at = 0; at < n; at += BLOCK) {
-        int64_t count = min_i64(BLOCK, n - at);
+    for (int64_t at = 0; at < o->n; at += BLOCK) {
+        int64_t count = min_i64(BLOCK, o->n - at);
 #pragma omp parallel for num_threads(d->threads) schedule(static)
         for (int64_t slice = 0; slice < count; slice += SLICE) {
             double normals[SLICE];
             int64_t here = min_i64(SLICE, count - slice);
-            rng_normals(key, first + (uint64_t)(at + slice), here, lo, hi, normals);
-            for (int64_t i = 0; i < here; i++) block[slice + i] = (float)(mean + std * normals[i]);
+            rng_normals(o->key, o->first + (uint64_t)(at + slice), here, o->lo, o->hi, normals);
+            for (int64_t i = 0; i < here; i++) block[slice + i] = (float)(o->mean + o->std * normals[i]);
         }
-        d->ops.upload(d, out + at, block, (size_t)count * sizeof *block);
+        op_enqueue(d, OP_UPLOAD, &(UploadArgs){o->out + at, block, (size_t)count * sizeof *block});
     }
 }
 
 /* For use inside an op. */
 static void fetch(Device *d, void *to, const void *from, size_t bytes) {
-    d->ops.download(d, to, from, bytes);
+    op_enqueue(d, OP_DOWNLOAD, &(DownloadArgs){to, from, bytes});
     device_finish(d, device_mark(d, device_stream()), WAIT_RESULT);
 }
 
@@ -144,29 +144,26 @@ static void merge_stats(GradStats *all, const GradStats *part, int64_t first) {
 
 /* The reference's statistics, a block at a time, since the GPU's pow() has other last bits. Each
  * block costs a wait. */
-static void stats_on_host(Device *d, int64_t n, const float *g, double p, const double *unit,
-                          GradStats *out) {
+static void stats_on_host(Device *d, const GradStatsArgs *o) {
     Ops reference;
     float block[BLOCK];
     double one;
     GradStats all = {.first_nonfinite = -1}, part;
     reference_fill_ops(&reference);
-    for (int64_t at = 0; at < n; at += BLOCK) {
-        int64_t count = min_i64(BLOCK, n - at);
-        if (at == 0) d->ops.download(d, &one, unit, sizeof one); /* arrives with the block */
-        fetch(d, block, g + at, (size_t)count * sizeof *block);
-        reference.grad_stats(d, count, block, p, &one, &part);
+    for (int64_t at = 0; at < o->n; at += BLOCK) {
+        int64_t count = min_i64(BLOCK, o->n - at);
+        /* arrives with the block */
+        if (at == 0) op_enqueue(d, OP_DOWNLOAD, &(DownloadArgs){&one, o->unit, sizeof one});
+        fetch(d, block, o->g + at, (size_t)count * sizeof *block);
+        reference.grad_stats(d, &(GradStatsArgs){count, block, o->p, &one, &part});
         merge_stats(&all, &part, at);
     }
-    d->ops.upload(d, out, &all, sizeof all);
+    op_enqueue(d, OP_UPLOAD, &(UploadArgs){o->out, &all, sizeof all});
 }
 
-static void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
-    bool whole = isinf(p) || p == 1 || p == 2;
-    if (whole)
-        plugin_ops.grad_stats(d, n, g, p, unit, out);
-    else
-        stats_on_host(d, n, g, p, unit, out);
+static void grad_stats(Device *d, const GradStatsArgs *o) {
+    bool whole = isinf(o->p) || o->p == 1 || o->p == 2;
+    (whole ? plugin_grad_stats : stats_on_host)(d, o);
 }
 
 /* ---- opening ---- */
@@ -185,11 +182,17 @@ ErrorCode cuda_open(Device *d, int place, Error *err) {
     describe_any(d);
     if (load_plugin(err) != OK) return error_context(err, "run.device: cuda");
     plugin->facts(&f);
-    TRY(plugin->open(d, f.devices > 0 ? place % f.devices : 0, &host, err));
+    d->ops = mem_alloc(sizeof *d->ops);
+    ErrorCode code = plugin->open(d, f.devices > 0 ? place % f.devices : 0, &host, err);
+    if (code != OK) {
+        free(d->ops);
+        *d = (Device){0};
+        return code;
+    }
     calls_remember(d);
-    plugin_ops = d->ops;
-    d->ops.init_normal = init_normal;
-    d->ops.grad_stats = grad_stats;
+    plugin_grad_stats = d->ops->grad_stats;
+    d->ops->init_normal = init_normal;
+    d->ops->grad_stats = grad_stats;
     return OK;
 }
 
@@ -201,7 +204,7 @@ static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
 void cuda_describe(Device *d) {
     describe_any(d);
     d->widest_head = CUDA_WIDEST_HEAD;
-    d->ops.scratch_bytes = scratch_bytes;
+    d->runtime.scratch_bytes = scratch_bytes;
 }
 
 ErrorCode cuda_facts(CudaFacts *f, Error *err) {

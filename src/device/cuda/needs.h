@@ -3,7 +3,7 @@
 #ifndef WEFT_DEVICE_CUDA_NEEDS_H
 #define WEFT_DEVICE_CUDA_NEEDS_H
 
-#include "device/device.h"
+#include "device/shapes.h"
 
 enum {
     /* Below some 1,000 rows the head's products are bound by memory: its wgrad is read and written once for

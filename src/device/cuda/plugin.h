@@ -4,10 +4,10 @@
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_H
 #define WEFT_DEVICE_CUDA_PLUGIN_H
 
-#include "device/device.h"
+#include "device/ops/ops.h"
 
 /* Raised whenever an op or a function below changes its meaning but no size. */
-enum { CUDA_ABI = 2, CUDA_DEVICES_MAX = 16 };
+enum { CUDA_ABI = 3, CUDA_DEVICES_MAX = 16 };
 
 typedef struct CudaDeviceFacts {
     char name[128];
@@ -44,9 +44,9 @@ typedef struct CudaPlugin {
     void (*facts)(CudaFacts *f);
     /* Fills the rest of the facts. It starts CUDA on each device, which takes time and device memory. */
     void (*survey)(CudaFacts *f);
-    /* Fills name, processor, ops, runtime and impl of a zeroed Device. Two slots stay empty, since the
-     * program computes them on the host (device/cuda/cuda.c): init_normal, and grad_stats of powers other
-     * than 1, 2 and infinity, which must not be asked of the plugin's. */
+    /* Fills name, processor, *ops, runtime and impl of a Device that is zero but for the address `ops`. Two
+     * ops are computed on the host (device/cuda/cuda.c): init_normal, whose slot stays empty, and grad_stats
+     * of powers other than 1, 2 and infinity, which must not be asked of the plugin's. */
     ErrorCode (*open)(Device *d, int ordinal, const CudaHost *host, Error *err);
 } CudaPlugin;
 

@@ -5,6 +5,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "device/ops/experts.h"
+
 #define FAMILY_POINTER(name) &family_##name,
 const Family *const families[] = {FAMILIES(FAMILY_POINTER) NULL};
 

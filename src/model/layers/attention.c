@@ -23,6 +23,8 @@
  * Elsewhere called: GQA; around it, Ulysses and all-gather context parallelism (heads.h). There is no
  * ring attention. */
 #include "base/tree.h"
+#include "device/ops/attention.h"
+#include "device/ops/memory.h"
 #include "model/families/family.h"
 #include "model/layers/heads.h"
 #include "model/unit.h"
@@ -139,10 +141,10 @@ static void take_partials(const LayerPass *w, int64_t first, int64_t rows, char 
     int64_t width = key_width(s), row = attention_whole(s).q_row;
     size_t e = dtype_bytes(m->compute), bytes = (size_t)width * e;
     const float *partials = w->tensors[KV_PARTIALS];
-    OP(p->device, OP_CAST, cast, rows * width, partials + first * width, DTYPE_F32, w->tensors[KEYS],
-       m->compute);
-    OP(p->device, OP_COPY_ROWS, copy_rows, rows, bytes,
-       model_at(m, dqkv, at * row + (int64_t)s.heads * s.head_dim), (size_t)row * e, w->tensors[KEYS], bytes);
+    OP(p->device, cast, rows * width, partials + first * width, DTYPE_F32, w->tensors[KEYS], m->compute);
+    OP(p->device, copy_rows, .rows = rows, .bytes = bytes,
+       .to = model_at(m, dqkv, at * row + (int64_t)s.heads * s.head_dim), .to_stride = (size_t)row * e,
+       .from = w->tensors[KEYS], .from_stride = bytes);
 }
 
 /* Whether partial sums of gradients of keys and values are reduced over ranks, after attention's own op. */
@@ -163,11 +165,11 @@ static void rotate(const LayerPass *w, void *heads, bool inverse) {
     const Model *m = p->model;
     BlockShape block = model_block(&m->config, w->unit - 1);
     if (block.rotation >= 0)
-        OP(p->device, OP_ROPE, rope, shape_of(w), heads, p->batch.positions, model_angles(m, block.rotation),
-           inverse, m->compute);
+        OP(p->device, rope, .s = shape_of(w), .qkv = heads, .positions = p->batch.positions,
+           .cos_sin = model_angles(m, block.rotation), .inverse = inverse, .c = m->compute);
     else if (block.scaled)
-        OP(p->device, OP_QUERIES_SCALE, queries_scale, shape_of(w), heads, p->batch.positions,
-           model_query_factors(m), m->compute);
+        OP(p->device, queries_scale, .s = shape_of(w), .qkv = heads, .positions = p->batch.positions,
+           .factors = model_query_factors(m), .c = m->compute);
 }
 
 /* ---- CP all-to-all ---- */
@@ -188,8 +190,9 @@ static void move_heads(const LayerPass *w, const Collective *c, bool split) {
             size_t bytes = (size_t)(model_dim(&m->config, outputs[i]) / ranks) * e;
             char *row = by_tokens + (size_t)first * e + (size_t)rank * bytes;
             char *piece = by_rank + (size_t)rank * (size_t)m->tokens * narrow + (size_t)(first / ranks) * e;
-            OP(p->device, OP_COPY_ROWS, copy_rows, m->tokens, bytes, split ? piece : row,
-               split ? narrow : wide, split ? row : piece, split ? wide : narrow);
+            OP(p->device, copy_rows, .rows = m->tokens, .bytes = bytes, .to = split ? piece : row,
+               .to_stride = split ? narrow : wide, .from = split ? row : piece,
+               .from_stride = split ? wide : narrow);
         }
 }
 
@@ -206,9 +209,9 @@ void lse_split(const LayerPass *w, const Collective *c) {
     const float *from = w->tensors[c->packed];
     float *to = w->tensors[c->from];
     for (int64_t token = 0; token < model_all_tokens(m); token += exact_chunk)
-        OP(p->device, OP_COPY_ROWS, copy_rows, heads, (size_t)exact_chunk * sizeof *to, to + token * heads,
-           (size_t)exact_chunk * sizeof *to, from + token / run * run * heads + token % run,
-           (size_t)run * sizeof *to);
+        OP(p->device, copy_rows, .rows = heads, .bytes = (size_t)exact_chunk * sizeof *to,
+           .to = to + token * heads, .to_stride = (size_t)exact_chunk * sizeof *to,
+           .from = from + token / run * run * heads + token % run, .from_stride = (size_t)run * sizeof *to);
 }
 
 /* Collects the heads of all ranks, exact chunk by exact chunk, in OWN_LSE, which was also the send buffer. */
@@ -220,8 +223,9 @@ void lse_join(const LayerPass *w, const Collective *c) {
         (size_t)(model_exact_chunk(m, m->tokens) * m->config.num_attention_heads / ranks) * sizeof(float);
     char *from = w->tensors[c->to], *to = w->tensors[c->from];
     for (int rank = 0; rank < ranks; rank++)
-        OP(p->device, OP_COPY_ROWS, copy_rows, model_exact_chunks(m), piece, to + (size_t)rank * piece,
-           (size_t)ranks * piece, from + (size_t)rank * (size_t)model_exact_chunks(m) * piece, piece);
+        OP(p->device, copy_rows, .rows = model_exact_chunks(m), .bytes = piece,
+           .to = to + (size_t)rank * piece, .to_stride = (size_t)ranks * piece,
+           .from = from + (size_t)rank * (size_t)model_exact_chunks(m) * piece, .from_stride = piece);
 }
 
 void keys_pack(const LayerPass *w, const Collective *c) {
@@ -232,9 +236,9 @@ void keys_pack(const LayerPass *w, const Collective *c) {
     const char *own = (const char *)w->tensors[c->from] + (size_t)model_dim(&m->config, DIM_QUERY) * e;
     int64_t rows = model_cp_chunk(m);
     for (int i = 0; i < model_cp_chunks(m); i++)
-        OP(p->device, OP_COPY_ROWS, copy_rows, rows, bytes,
-           (char *)w->tensors[c->to] + (size_t)model_cp_chunk_first(m, m->cp.rank, i) * bytes, bytes,
-           own + (size_t)(i * rows) * row, row);
+        OP(p->device, copy_rows, .rows = rows, .bytes = bytes,
+           .to = (char *)w->tensors[c->to] + (size_t)model_cp_chunk_first(m, m->cp.rank, i) * bytes,
+           .to_stride = bytes, .from = own + (size_t)(i * rows) * row, .from_stride = row);
 }
 
 /* ---- the product, and RoPE if no norm comes in between ---- */
@@ -301,9 +305,10 @@ static void sum_rows(const LayerPass *w, const void *dqkv, int tensor) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     float *own = (float *)w->tensors[tensor] + 2 * m->tp.rank * m->tokens * model_local_splits(m);
-    OP(p->device, OP_QK_NORM_SUMS, qk_norm_sums, shape_of(w), model_k_split(m, DIM_QKV),
-       model_family(&m->config)->arch.norm, w->tensors[RAW], weights_vector(p->weights, norm_of(w, false)),
-       weights_vector(p->weights, norm_of(w, true)), dqkv, own, m->compute);
+    OP(p->device, qk_norm_sums, .s = shape_of(w), .splits = model_k_split(m, DIM_QKV),
+       .kind = model_family(&m->config)->arch.norm, .raw = w->tensors[RAW],
+       .wq = weights_vector(p->weights, norm_of(w, false)),
+       .wk = weights_vector(p->weights, norm_of(w, true)), .dqkv = dqkv, .sums = own, .c = m->compute);
 }
 
 static void raw_forward(const LayerPass *w) {
@@ -316,9 +321,10 @@ static void heads_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     void *packed = attend_made(w);
-    OP(p->device, OP_QK_NORM_FORWARD, qk_norm_forward, shape_of(w), rows_of(w, 0),
-       model_family(&m->config)->arch.norm, (float)m->config.rms_norm_eps, w->tensors[RAW],
-       weights_of(w, false), weights_of(w, true), packed, m->compute);
+    OP(p->device, qk_norm_forward, .s = shape_of(w), .rows = rows_of(w, 0),
+       .kind = model_family(&m->config)->arch.norm, .eps = (float)m->config.rms_norm_eps,
+       .raw = w->tensors[RAW], .wq = weights_of(w, false), .wk = weights_of(w, true), .out = packed,
+       .c = m->compute);
     if (!rotates_first(w)) rotate(w, packed, false);
 }
 
@@ -328,7 +334,7 @@ static void heads_forward(const LayerPass *w) {
 static void drop_copies(const LayerPass *w, float *gradient /* [splits, D] */) {
     const Model *m = w->pass->model;
     if (is_flat(m) || m->tp.rank % m->tp.copies == 0) return;
-    OP(w->pass->device, OP_ZERO, zero, gradient,
+    OP(w->pass->device, zero, gradient,
        (size_t)(model_local_splits(m) * m->config.head_dim) * sizeof *gradient);
 }
 
@@ -342,13 +348,13 @@ static void norms_backward(const LayerPass *w) {
     s.tokens = model_exact_chunk(m, s.tokens);
     int64_t elements = s.tokens * model_dim(&m->config, DIM_QKV);
     for (int r = 0; r < model_exact_chunks(m); r++)
-        OP(p->device, OP_QK_NORM_BACKWARD, qk_norm_backward, s, rows_of(w, r * s.tokens),
-           model_family(&m->config)->arch.norm, (float)m->config.rms_norm_eps,
-           model_at(m, w->tensors[RAW], r * elements), weights_of(w, false), weights_of(w, true),
-           model_at(m, w->tensors[DQKV], r * elements),
-           q ? gradient_of_exact_chunk(&p->gradients, q, r) : NULL,
-           k ? gradient_of_exact_chunk(&p->gradients, k, r) : NULL, is_flat(m) ? 1 : model_local_splits(m),
-           m->compute);
+        OP(p->device, qk_norm_backward, .s = s, .rows = rows_of(w, r * s.tokens),
+           .kind = model_family(&m->config)->arch.norm, .eps = (float)m->config.rms_norm_eps,
+           .raw = model_at(m, w->tensors[RAW], r * elements), .wq = weights_of(w, false),
+           .wk = weights_of(w, true), .dqkv = model_at(m, w->tensors[DQKV], r * elements),
+           .dwq = q ? gradient_of_exact_chunk(&p->gradients, q, r) : NULL,
+           .dwk = k ? gradient_of_exact_chunk(&p->gradients, k, r) : NULL,
+           .splits = is_flat(m) ? 1 : model_local_splits(m), .c = m->compute);
     for (int r = 0; k && r < model_exact_chunks(m); r++)
         drop_copies(w, gradient_of_exact_chunk(&p->gradients, k, r));
 }
@@ -386,8 +392,8 @@ static void extend_cache(const LayerPass *w, const void *heads, char **keys, cha
     for (int64_t i = 0; i < m->tokens; i++) {
         const char *key = (const char *)heads + (size_t)(i * (query + 2 * width) + query) * e;
         size_t at = (size_t)(cache->start + i) * row;
-        OP(p->device, OP_CAST, cast, width, key, m->compute, *keys + at, m->compute);
-        OP(p->device, OP_CAST, cast, width, key + row, m->compute, *values + at, m->compute);
+        OP(p->device, cast, width, key, m->compute, *keys + at, m->compute);
+        OP(p->device, cast, width, key + row, m->compute, *values + at, m->compute);
     }
 }
 
@@ -396,8 +402,8 @@ void attend_to_cache(const LayerPass *w, AttentionShape s, const void *heads, vo
     const Pass *p = w->pass;
     char *keys, *values;
     extend_cache(w, heads, &keys, &values);
-    OP(p->device, OP_ATTENTION_DECODE, attention_decode, s, p->cache->start, heads, keys, values, out,
-       p->model->compute);
+    OP(p->device, attention_decode, .s = s, .start = p->cache->start, .qkv = heads, .k_cache = keys,
+       .v_cache = values, .out = out, .c = p->model->compute);
 }
 
 /* A run of queries. `at`: index of its first query in tensors with a row per query. */
@@ -439,9 +445,9 @@ static float *sums_at(const LayerPass *w, const Queries *q) {
 static void attend_run(const LayerPass *w, int run) {
     const Pass *p = w->pass;
     Queries q = queries_of(w, run);
-    OP(p->device, OP_ATTENTION_FORWARD, attention_forward, q.s, q.r, queries_at(w, &q), keys_of(w, &q),
-       p->batch.first_key, results_at(w, &q, either(w, ATTENDED, OUT_BY_HEADS)), sums_at(w, &q),
-       p->model->compute);
+    OP(p->device, attention_forward, .s = q.s, .r = q.r, .q = queries_at(w, &q), .kv = keys_of(w, &q),
+       .first_key = p->batch.first_key, .out = results_at(w, &q, either(w, ATTENDED, OUT_BY_HEADS)),
+       .lse = sums_at(w, &q), .c = p->model->compute);
 }
 
 /* Training attends within the microbatch, by first_key. Generation attends to the cache, which has one
@@ -461,9 +467,10 @@ static void spread_keys(const LayerPass *w) {
     int splits = model_key_splits(m);
     size_t e = dtype_bytes(m->compute), row = (size_t)(splits * key_width(q.s)) * e;
     for (int i = 0; i < splits * 2 * q.s.kv_heads; i++)
-        OP(p->device, OP_COPY_ROWS, copy_rows, q.r.keys, (size_t)q.s.head_dim * e,
-           model_at(m, w->tensors[SPREAD], (int64_t)i * q.s.head_dim), row,
-           model_at(m, keys_of(w, &q), (int64_t)(i / splits) * q.s.head_dim), (size_t)q.r.kv_row * e);
+        OP(p->device, copy_rows, .rows = q.r.keys, .bytes = (size_t)q.s.head_dim * e,
+           .to = model_at(m, w->tensors[SPREAD], (int64_t)i * q.s.head_dim), .to_stride = row,
+           .from = model_at(m, keys_of(w, &q), (int64_t)(i / splits) * q.s.head_dim),
+           .from_stride = (size_t)q.r.kv_row * e);
 }
 
 /* Reorders KV_PARTIALS, where each split's heads are side by side, split by split, and sums the splits in the
@@ -476,11 +483,12 @@ static void sum_partials(const LayerPass *w) {
     float *apart = w->tensors[APART], *partials = w->tensors[KV_PARTIALS];
     const float *ops[SPLITS_MAX];
     for (int i = 0; i < splits * 2 * q.s.kv_heads; i++)
-        OP(p->device, OP_COPY_ROWS, copy_rows, q.r.keys, (size_t)dim * sizeof *apart,
-           apart + i % splits * q.r.keys * width + i / splits * dim, (size_t)width * sizeof *apart,
-           partials + i * dim, (size_t)(splits * width) * sizeof *partials);
+        OP(p->device, copy_rows, .rows = q.r.keys, .bytes = (size_t)dim * sizeof *apart,
+           .to = apart + i % splits * q.r.keys * width + i / splits * dim,
+           .to_stride = (size_t)width * sizeof *apart, .from = partials + i * dim,
+           .from_stride = (size_t)(splits * width) * sizeof *partials);
     for (int i = 0; i < splits; i++) ops[i] = apart + i * q.r.keys * width;
-    OP(p->device, OP_SUM_PARTS, sum_parts, q.r.keys * width, splits, ops, partials);
+    OP(p->device, sum_parts, q.r.keys * width, splits, ops, partials);
 }
 
 static void run_backward(const LayerPass *w, int run, void *dkv) {
@@ -490,10 +498,10 @@ static void run_backward(const LayerPass *w, int run, void *dkv) {
     const void *keys = keys_of(w, &q);
     if (model_key_splits(m) > 1)
         q.s.kv_heads *= model_key_splits(m), q.r.kv_row = key_width(q.s), keys = w->tensors[SPREAD];
-    OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, q.s, q.r, queries_at(w, &q), keys,
-       p->batch.first_key, results_at(w, &q, either(w, ATTENDED, OUT_BY_HEADS)), sums_at(w, &q),
-       results_at(w, &q, either(w, DATTENDED, A2A_PACKED)),
-       model_at(m, either(w, DQKV, A2A_RECEIVED), q.at * q.r.q_row), dkv, m->compute);
+    OP(p->device, attention_backward, .s = q.s, .r = q.r, .q = queries_at(w, &q), .kv = keys,
+       .first_key = p->batch.first_key, .out = results_at(w, &q, either(w, ATTENDED, OUT_BY_HEADS)),
+       .lse = sums_at(w, &q), .dout = results_at(w, &q, either(w, DATTENDED, A2A_PACKED)),
+       .dq = model_at(m, either(w, DQKV, A2A_RECEIVED), q.at * q.r.q_row), .dkv = dkv, .c = m->compute);
 }
 
 /* Sums the partial sums of `count` runs in the order of the canonical tree into `to`; the memory after it is
@@ -510,7 +518,7 @@ static void add_partials(const LayerPass *w, int first, int count, float *to) {
     const float *ops[2] = {to, to + elements};
     add_partials(w, first, grads, to);
     add_partials(w, first + grads, count - grads, to + elements);
-    OP(w->pass->device, OP_SUM_PARTS, sum_parts, elements, 2, ops, to);
+    OP(w->pass->device, sum_parts, elements, 2, ops, to);
 }
 
 /* For local tokens and all heads, also with the CP all-to-all. A run is an exact chunk, or lies in one. */
@@ -525,9 +533,11 @@ static void sinks_backward(const LayerPass *w) {
     s.sinks = weights_vector(p->weights, sinks);
     for (int i = 0; i < runs; i++) {
         Queries q = {.s = s, .at = i * s.tokens};
-        OP(p->device, OP_SINKS_BACKWARD, sinks_backward, s, results_at(w, &q, w->tensors[ATTENDED]),
-           (const float *)either(w, LSE, OWN_LSE) + q.at * s.heads, results_at(w, &q, w->tensors[DATTENDED]),
-           gradient_of_exact_chunk(&p->gradients, sinks, i * model_exact_chunks(m) / runs), m->compute);
+        OP(p->device, sinks_backward, .s = s, .out = results_at(w, &q, w->tensors[ATTENDED]),
+           .lse = (const float *)either(w, LSE, OWN_LSE) + q.at * s.heads,
+           .dout = results_at(w, &q, w->tensors[DATTENDED]),
+           .dsinks = gradient_of_exact_chunk(&p->gradients, sinks, i * model_exact_chunks(m) / runs),
+           .c = m->compute);
     }
 }
 

@@ -3,7 +3,7 @@
  * adds each token's gradient to its rows, tokens in ascending order.
  *
  * With TP, each rank holds a shard of the rows of both tables, and y is summed over ranks. All partial sums
- * but one, or two with P, are -0 (device.h), so the order of the sum does not matter.
+ * but one, or two with P, are -0 (embed_forward), so the order of the sum does not matter.
  *
  * Its gradients are always accumulated, never overwritten: a microbatch reaches few rows, and clearing all of
  * them for each microbatch would cost more than the pass. Their owner clears them once per step.
@@ -11,6 +11,8 @@
  * Elsewhere called: VocabParallelEmbedding (Megatron). */
 #include <math.h>
 
+#include "device/ops/linear.h"
+#include "device/ops/memory.h"
 #include "model/families/family.h"
 #include "model/unit.h"
 
@@ -37,12 +39,14 @@ void embedding_forward(const LayerPass *w, const int32_t *ids, float scale, cons
     int64_t h = m->config.hidden_size;
     bool shared = m->tp.size > 1, narrow = shared && m->compute != DTYPE_F32;
     if (shared) y = narrow ? w->shared->full : (void *)w->shared->partials;
-    OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, h, ids,
-       weights_matrix(p->weights, table_of(m, TOKENS)), model_vocabulary(m), scale, false, y, m->compute);
+    OP(p->device, embed_forward, .tokens = m->tokens, .hidden = h, .ids = ids,
+       .table = weights_matrix(p->weights, table_of(m, TOKENS)), .rows = model_vocabulary(m), .scale = scale,
+       .out = y, .c = m->compute);
     if (positions)
-        OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, h, positions,
-           weights_matrix(p->weights, table_of(m, POSITIONS)), model_learned(m), 1, true, y, m->compute);
-    if (narrow) OP(p->device, OP_CAST, cast, m->tokens * h, y, m->compute, w->shared->partials, DTYPE_F32);
+        OP(p->device, embed_forward, .tokens = m->tokens, .hidden = h, .ids = positions,
+           .table = weights_matrix(p->weights, table_of(m, POSITIONS)), .rows = model_learned(m), .scale = 1,
+           .add = true, .out = y, .c = m->compute);
+    if (narrow) OP(p->device, cast, m->tokens * h, y, m->compute, w->shared->partials, DTYPE_F32);
 }
 
 static void forward(const LayerPass *w) {
@@ -61,12 +65,13 @@ static void backward(const LayerPass *w, Grads grads) {
     for (int r = 0; r < model_exact_chunks(m); r++) {
         const void *dy = model_at(m, w->dy, r * count * h);
         if (tokens->flat != FLAT_FROZEN)
-            OP(p->device, OP_EMBED_BACKWARD, embed_backward, count, h, p->batch.ids + r * count, dy,
-               model_vocabulary(m), scale_of(m), gradient_of_exact_chunk(&p->gradients, tokens, r),
-               m->compute);
+            OP(p->device, embed_backward, .tokens = count, .hidden = h, .ids = p->batch.ids + r * count,
+               .dout = dy, .rows = model_vocabulary(m), .scale = scale_of(m),
+               .dtable = gradient_of_exact_chunk(&p->gradients, tokens, r), .c = m->compute);
         if (positions && positions->flat != FLAT_FROZEN)
-            OP(p->device, OP_EMBED_BACKWARD, embed_backward, count, h, p->batch.positions + r * count, dy,
-               model_learned(m), 1, gradient_of_exact_chunk(&p->gradients, positions, r), m->compute);
+            OP(p->device, embed_backward, .tokens = count, .hidden = h, .ids = p->batch.positions + r * count,
+               .dout = dy, .rows = model_learned(m), .scale = 1,
+               .dtable = gradient_of_exact_chunk(&p->gradients, positions, r), .c = m->compute);
     }
 }
 

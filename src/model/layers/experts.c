@@ -3,7 +3,7 @@
  * transformers", 2021):
  *
  *     router       s = softmax(x Wr^T), k experts with the largest s; weights w are their s, divided by their
- *                  sum where the family does that. DeepSeek's and Llama 4's: device.h, route
+ *                  sum where the family does that. DeepSeek's and Llama 4's: the op route
  *     gate and up  [g|u] = x [Wgate;Wup]^T       of the rows of each expert
  *     down         y = sum over the token's experts of w (f(g) * u) Wdown^T
  *
@@ -46,6 +46,10 @@
  * Elsewhere called: MoE layer: router, permute, grouped GEMM, unpermute and combine; auxiliary
  * (load-balancing) loss. */
 #include "base/tree.h"
+#include "device/ops/experts.h"
+#include "device/ops/linear.h"
+#include "device/ops/loss.h"
+#include "device/ops/memory.h"
 #include "model/families/family.h"
 #include "model/unit.h"
 
@@ -145,7 +149,7 @@ enum {
     SHARED_TENSORS
 };
 static const TensorRow tensors[SHARED_TENSORS] = {
-    /* Routes (device.h). Rows, and tokens of rows, count within their exact chunk. wgrad reads them too
+    /* Routes. Rows, and tokens of rows, count within their exact chunk. wgrad reads them too
      * (weights and rows only where weights multiply the input); the slab keeps them anyway. */
     [SCORES] = {.width = DIM_EXPERTS, .element = ELEMENT_FP32, .life = LIFE_INPUT},
     [CHOSEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
@@ -313,9 +317,9 @@ static void multiply(const LayerPass *w, const Product *p, const Rows *r, bool b
     const Model *m = w->pass->model;
     const Param *first = matrix_of(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
-    OP(w->pass->device, OP_GROUPED_GEMM, grouped_gemm, rows_of(w, r, first), back == first->transposed,
-       back ? in : out, back ? out : in, x, weights_matrix(w->pass->weights, first), m->compute, y, y_type,
-       splits);
+    OP(w->pass->device, grouped_gemm, .e = rows_of(w, r, first), .trans_b = back == first->transposed,
+       .n = back ? in : out, .k = back ? out : in, .a = x, .b = weights_matrix(w->pass->weights, first),
+       .ab_type = m->compute, .c = y, .c_type = y_type, .splits = splits);
 }
 
 /* A product whose sum is not split over ranks. */
@@ -333,9 +337,10 @@ static void expert_weight(const LayerPass *w, const Product *p, const Rows *r, c
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     bool transposed = first->transposed;
     if (first->flat >= GRADIENT_FLATS) return;
-    OP(w->pass->device, OP_GROUPED_GEMM_WGRAD, grouped_gemm_wgrad, rows_of(w, r, first),
-       transposed ? in : out, transposed ? out : in, transposed ? x : dy, transposed ? dy : x, m->compute,
-       gradient_of_exact_chunk(&w->pass->gradients, first, r->gradient), !w->pass->first, has_splits(w));
+    OP(w->pass->device, grouped_gemm_wgrad, .e = rows_of(w, r, first), .m = transposed ? in : out,
+       .n = transposed ? out : in, .a = transposed ? x : dy, .b = transposed ? dy : x, .ab_type = m->compute,
+       .c = gradient_of_exact_chunk(&w->pass->gradients, first, r->gradient), .accumulate = !w->pass->first,
+       .sliced = has_splits(w));
 }
 
 /* ---- biases of experts ---- */
@@ -348,8 +353,9 @@ static void add_bias(const LayerPass *w, int row, Dim width, const Rows *r, void
                      Dtype type) {
     const Param *bias = bias_of(w, row);
     if (bias)
-        OP(w->pass->device, OP_EXPERTS_BIAS_FORWARD, experts_bias_forward, rows_of(w, r, bias),
-           model_dim(&w->pass->model->config, width), y, weights_vector(w->pass->weights, bias), type);
+        OP(w->pass->device, experts_bias_forward, .e = rows_of(w, r, bias),
+           .n = model_dim(&w->pass->model->config, width), .y = y,
+           .bias = weights_vector(w->pass->weights, bias), .c = type);
 }
 
 /* Computed where the rows are processed. */
@@ -357,11 +363,11 @@ static void gate_up_bias(const LayerPass *w, const Rows *r) {
     const Model *m = w->pass->model;
     const Param *bias = bias_of(w, GATE_UP_BIAS);
     if (bias)
-        OP(w->pass->device, OP_EXPERTS_BIAS_BACKWARD, experts_bias_backward,
-           (RouteShape){.experts = r->experts}, (Routes){.first = (int32_t *)(uintptr_t)r->first},
-           model_dim(&m->config, DIM_EXPERT_GATE_UP), r->dgate_up, false,
-           weights_vector(w->pass->weights, bias),
-           gradient_of_exact_chunk(&w->pass->gradients, bias, r->gradient), NULL, m->compute);
+        OP(w->pass->device, experts_bias_backward, .s = (RouteShape){.experts = r->experts},
+           .r = (Routes){.first = (int32_t *)(uintptr_t)r->first},
+           .n = model_dim(&m->config, DIM_EXPERT_GATE_UP), .dy = r->dgate_up,
+           .bias = weights_vector(w->pass->weights, bias),
+           .dbias = gradient_of_exact_chunk(&w->pass->gradients, bias, r->gradient), .c = m->compute);
 }
 
 /* Computed locally, where dy was gathered into tensor `dy`. */
@@ -370,11 +376,12 @@ static void down_bias(const LayerPass *w, int exact_chunk, int dy) {
     const Param *bias = bias_of(w, DOWN_BIAS);
     float *dweights = (float *)w->tensors[BIAS_WEIGHTS] + exact_chunk * assignments(w);
     if (!bias) return;
-    OP(w->pass->device, OP_ZERO, zero, dweights, (size_t)assignments(w) * sizeof *dweights);
-    OP(w->pass->device, OP_EXPERTS_BIAS_BACKWARD, experts_bias_backward, shape_of(w),
-       routes_of(w, exact_chunk), m->config.hidden_size,
-       row_at(w, dy, DIM_HIDDEN, exact_chunk * assignments(w)), true, weights_vector(w->pass->weights, bias),
-       gradient_of_exact_chunk(&w->pass->gradients, bias, exact_chunk), dweights, m->compute);
+    OP(w->pass->device, zero, dweights, (size_t)assignments(w) * sizeof *dweights);
+    OP(w->pass->device, experts_bias_backward, .s = shape_of(w), .r = routes_of(w, exact_chunk),
+       .n = m->config.hidden_size, .dy = row_at(w, dy, DIM_HIDDEN, exact_chunk * assignments(w)),
+       .weighed = true, .bias = weights_vector(w->pass->weights, bias),
+       .dbias = gradient_of_exact_chunk(&w->pass->gradients, bias, exact_chunk), .dweights = dweights,
+       .c = m->compute);
 }
 
 /* Adds the biases' contribution after DWEIGHTS was reduced over ranks. */
@@ -382,7 +389,7 @@ static void add_bias_weights(const LayerPass *w) {
     const Model *m = w->pass->model;
     float *dweights = w->tensors[DWEIGHTS];
     if (bias_of(w, DOWN_BIAS))
-        OP(w->pass->device, OP_ADD, add, model_assignments(m), dweights, w->tensors[BIAS_WEIGHTS], dweights,
+        OP(w->pass->device, add, model_assignments(m), dweights, w->tensors[BIAS_WEIGHTS], dweights,
            DTYPE_F32);
 }
 
@@ -390,9 +397,9 @@ static void add_bias_weights(const LayerPass *w) {
 static void gather(const LayerPass *w, int exact_chunk, const void *x /* [T, h] c */,
                    int to /* [T k, h] c */) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, assignments(w), m->config.hidden_size,
-       routes_of(w, exact_chunk).token, tokens_of(w, exact_chunk, x), ALL_ROWS, 1.0f, false,
-       row_at(w, to, DIM_HIDDEN, exact_chunk * assignments(w)), m->compute);
+    OP(w->pass->device, embed_forward, .tokens = assignments(w), .hidden = m->config.hidden_size,
+       .ids = routes_of(w, exact_chunk).token, .table = tokens_of(w, exact_chunk, x), .rows = ALL_ROWS,
+       .scale = 1.0f, .out = row_at(w, to, DIM_HIDDEN, exact_chunk * assignments(w)), .c = m->compute);
 }
 
 /* Gathers the input of the experts, times the weights where these multiply it. */
@@ -401,16 +408,16 @@ static void gather_x(const LayerPass *w, int exact_chunk) {
     if (!weighs_input(w))
         gather(w, exact_chunk, w->x, ROWS);
     else
-        OP(w->pass->device, OP_PERMUTE, permute, shape_of(w), routes_of(w, exact_chunk),
-           m->config.hidden_size, tokens_of(w, exact_chunk, w->x),
-           row_at(w, ROWS, DIM_HIDDEN, exact_chunk * assignments(w)), m->compute);
+        OP(w->pass->device, permute, .s = shape_of(w), .r = routes_of(w, exact_chunk),
+           .hidden = m->config.hidden_size, .x = tokens_of(w, exact_chunk, w->x),
+           .rows = row_at(w, ROWS, DIM_HIDDEN, exact_chunk * assignments(w)), .c = m->compute);
 }
 
 static void combine(const LayerPass *w, int exact_chunk, bool weighed, void *y /* [T, h] c */) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_COMBINE, combine, shape_of(w), routes_of(w, exact_chunk), m->config.hidden_size,
-       row_at(w, ROWS, DIM_HIDDEN, exact_chunk * assignments(w)), weighed, false,
-       tokens_of(w, exact_chunk, y), m->compute);
+    OP(w->pass->device, combine, .s = shape_of(w), .r = routes_of(w, exact_chunk),
+       .hidden = m->config.hidden_size, .rows = row_at(w, ROWS, DIM_HIDDEN, exact_chunk * assignments(w)),
+       .weighed = weighed, .y = tokens_of(w, exact_chunk, y), .c = m->compute);
 }
 
 static void combine_all(const LayerPass *w, bool weighed, void *y /* [T, h] c */) {
@@ -438,9 +445,10 @@ static void add_shared_split(const LayerPass *w, const Sum *sum, int split, floa
     const Model *m = w->pass->model;
     Dim inner = sum->back ? sum->shared->out : sum->shared->in;
     int64_t hidden = m->config.hidden_size;
-    OP(w->pass->device, OP_GEMM, gemm, false, !sum->back, m->tokens, hidden, model_dim(&m->config, inner),
-       w->tensors[sum->of_shared], weights_matrix(w->pass->weights, product_matrix(w, sum->shared)),
-       m->compute, to, DTYPE_F32, hidden, true, model_split(m, inner, split));
+    OP(w->pass->device, gemm, .trans_b = !sum->back, .m = m->tokens, .n = hidden,
+       .k = model_dim(&m->config, inner), .a = w->tensors[sum->of_shared],
+       .b = weights_matrix(w->pass->weights, product_matrix(w, sum->shared)), .ab_type = m->compute, .c = to,
+       .c_type = DTYPE_F32, .ldc = hidden, .accumulate = true, .splits = model_split(m, inner, split));
 }
 
 static const void *terms_of(const Sum *sum, const Rows *r) { return sum->back ? r->dgate_up : r->act; }
@@ -482,8 +490,9 @@ static void split_sum(const LayerPass *w, const Sum *sum, int split, float *to /
         float *rows = partials + s * assignments(w) * hidden;
         if (!is_dispatched(w)) split_rows(w, sum, &r, split, rows);
         if (first && !sum->back) add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, rows, DTYPE_F32);
-        OP(w->pass->device, OP_COMBINE, combine, shape_of(w), routes_of(w, s), hidden, rows,
-           sum->back == weighs_input(w), false, to + s * model_exact_chunk(m, m->tokens) * hidden, DTYPE_F32);
+        OP(w->pass->device, combine, .s = shape_of(w), .r = routes_of(w, s), .hidden = hidden, .rows = rows,
+           .weighed = sum->back == weighs_input(w), .y = to + s * model_exact_chunk(m, m->tokens) * hidden,
+           .c = DTYPE_F32);
     }
     if (has_shared(w)) add_shared_split(w, sum, split, to);
 }
@@ -501,7 +510,7 @@ static void sum_partials(const LayerPass *w, const Sum *sum, int first, int coun
     const float *ops[2] = {to, scratch};
     sum_partials(w, sum, first, grads, to, scratch);
     sum_partials(w, sum, first + grads, count - grads, scratch, scratch + elements);
-    OP(w->pass->device, OP_SUM_PARTS, sum_parts, elements, 2, ops, to);
+    OP(w->pass->device, sum_parts, elements, 2, ops, to);
 }
 
 /* y: fp32 partial sums if tp.size > 1; else rounded. */
@@ -514,15 +523,14 @@ static void add_up(const LayerPass *w, const Sum *sum, void *y /* [T, h] */) {
         return;
     }
     sum_partials(w, sum, 0, model_local_splits(m), partials, partials + elements);
-    OP(w->pass->device, OP_CAST, cast, elements, partials, DTYPE_F32, y, m->compute);
+    OP(w->pass->device, cast, elements, partials, DTYPE_F32, y, m->compute);
 }
 
 /* ---- shared experts, and the sum of all experts ---- */
 
 static void add_rows(const LayerPass *w, void *to /* [T, h] c */) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_ADD, add, m->tokens * m->config.hidden_size, to, w->tensors[SHARED_ROWS], to,
-       m->compute);
+    OP(w->pass->device, add, m->tokens * m->config.hidden_size, to, w->tensors[SHARED_ROWS], to, m->compute);
 }
 
 /* With splits. Adapters of shared experts are added after the sum, which may be over ranks. */
@@ -556,8 +564,9 @@ static void shared_up_backward(const LayerPass *w, Grads grads) {
 static void shared_down_forward(const LayerPass *w) {
     const Model *m = w->pass->model;
     void *const *t = w->tensors;
-    OP(w->pass->device, OP_ACTIVATION_FORWARD, activation_forward, model_family(&m->config)->arch.activation,
-       true, m->tokens, model_dim(&m->config, DIM_SHARED), t[SHARED_GATE_UP], t[SHARED_ACT], m->compute);
+    OP(w->pass->device, activation_forward, .f = model_family(&m->config)->arch.activation, .gated = true,
+       .tokens = m->tokens, .inter = model_dim(&m->config, DIM_SHARED), .x = t[SHARED_GATE_UP],
+       .act = t[SHARED_ACT], .c = m->compute);
     if (has_splits(w))
         product_adapters_inner(w, &shared_down, t[SHARED_ACT]);
     else
@@ -569,9 +578,10 @@ static void shared_down_backward(const LayerPass *w, Grads grads) {
     void *const *t = w->tensors;
     if (grads & DGRAD) {
         product_input(w, &shared_down, w->dy, t[SHARED_ACT]);
-        OP(w->pass->device, OP_ACTIVATION_BACKWARD, activation_backward,
-           model_family(&m->config)->arch.activation, true, m->tokens, model_dim(&m->config, DIM_SHARED),
-           t[SHARED_GATE_UP], t[SHARED_ACT], t[DSHARED_GATE_UP], t[SHARED_ACT], m->compute);
+        OP(w->pass->device, activation_backward, .f = model_family(&m->config)->arch.activation,
+           .gated = true, .tokens = m->tokens, .inter = model_dim(&m->config, DIM_SHARED),
+           .x = t[SHARED_GATE_UP], .dact = t[SHARED_ACT], .dx = t[DSHARED_GATE_UP], .act = t[SHARED_ACT],
+           .c = m->compute);
     }
     if (grads & WGRAD) product_weight(w, &shared_down, w->dy, t[SHARED_ACT]);
 }
@@ -590,11 +600,11 @@ static void count_sequences(const LayerPass *w) {
     const Model *m = w->pass->model;
     RouteShape s = shape_of(w);
     if (!(s.balance > 0)) return;
-    OP(w->pass->device, OP_ZERO, zero, w->tensors[COUNTS], (size_t)model_counts(m) * sizeof(int64_t));
+    OP(w->pass->device, zero, w->tensors[COUNTS], (size_t)model_counts(m) * sizeof(int64_t));
     for (int i = 0; i < model_runs(m); i++) {
         s = shape_of_run(w, i);
-        OP(w->pass->device, OP_ROUTE_COUNT, route_count, s, routes_at(w, i * s.tokens).chosen,
-           w->tensors[COUNTS]);
+        OP(w->pass->device, route_count, .s = s, .chosen = routes_at(w, i * s.tokens).chosen,
+           .counts = w->tensors[COUNTS]);
     }
 }
 
@@ -604,16 +614,17 @@ static void router_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     const ModelConfig *c = &m->config;
-    OP(p->device, OP_GEMM, gemm, false, true, m->tokens, c->num_experts, c->hidden_size, w->x,
-       weights_matrix(p->weights, product_matrix(w, &router)), m->compute, w->tensors[SCORES], DTYPE_F32,
-       c->num_experts, false, model_one_split(m, c->hidden_size));
+    OP(p->device, gemm, .trans_b = true, .m = m->tokens, .n = c->num_experts, .k = c->hidden_size, .a = w->x,
+       .b = weights_matrix(p->weights, product_matrix(w, &router)), .ab_type = m->compute,
+       .c = w->tensors[SCORES], .c_type = DTYPE_F32, .ldc = c->num_experts,
+       .splits = model_one_split(m, c->hidden_size));
     const Param *bias = product_bias(w, &router);
     if (bias)
-        OP(p->device, OP_BIAS_FORWARD, bias_forward, m->tokens, c->num_experts, w->tensors[SCORES],
-           weights_vector(p->weights, bias), DTYPE_F32);
+        OP(p->device, bias_forward, .tokens = m->tokens, .n = c->num_experts, .y = w->tensors[SCORES],
+           .bias = weights_vector(p->weights, bias), .c = DTYPE_F32);
     for (int s = 0; s < exact_chunks(w); s++)
-        OP(p->device, OP_ROUTE, route, shape_of(w), routes_of(w, s),
-           p->routed ? p->routed + (w->unit - 1) * c->num_experts : NULL);
+        OP(p->device, route, .s = shape_of(w), .r = routes_of(w, s),
+           .counts = p->routed ? p->routed + (w->unit - 1) * c->num_experts : NULL);
     if (p->training) count_sequences(w);
 }
 
@@ -622,9 +633,10 @@ static void router_bias(const LayerPass *w) {
     const Param *bias = product_bias(w, &router);
     int64_t tokens = model_exact_chunk(m, m->tokens), experts = m->config.num_experts;
     for (int s = 0; bias && s < exact_chunks(w); s++)
-        OP(w->pass->device, OP_BIAS_BACKWARD, bias_backward, tokens, experts,
-           model_at(m, w->tensors[DLOGITS], s * tokens * experts),
-           gradient_of_exact_chunk(&w->pass->gradients, bias, s), tokens, m->compute);
+        OP(w->pass->device, bias_backward, .tokens = tokens, .n = experts,
+           .dy = model_at(m, w->tensors[DLOGITS], s * tokens * experts),
+           .db = gradient_of_exact_chunk(&w->pass->gradients, bias, s), .split_size = tokens,
+           .c = m->compute);
 }
 
 static void route_back(const LayerPass *w, int run) {
@@ -633,10 +645,10 @@ static void route_back(const LayerPass *w, int run) {
     const ModelConfig *c = &m->config;
     RouteShape s = shape_of_run(w, run);
     int64_t first = run * s.tokens;
-    OP(p->device, OP_ROUTE_BACKWARD, route_backward, s, routes_at(w, first), w->tensors[COUNTS],
-       (const float *)w->tensors[DWEIGHTS] + first * c->num_experts_per_tok, p->inverse_token_count,
-       (float *)w->tensors[BALANCE] + first, model_at(m, w->tensors[DLOGITS], first * c->num_experts),
-       m->compute);
+    OP(p->device, route_backward, .s = s, .r = routes_at(w, first), .counts = w->tensors[COUNTS],
+       .dweights = (const float *)w->tensors[DWEIGHTS] + first * c->num_experts_per_tok,
+       .scale = p->inverse_token_count, .balance = (float *)w->tensors[BALANCE] + first,
+       .dlogits = model_at(m, w->tensors[DLOGITS], first * c->num_experts), .c = m->compute);
 }
 
 /* Adds the router's part of the gradient of x for `tokens` tokens, from `first` on, to dx [tokens, h]. */
@@ -644,10 +656,10 @@ static void add_router(const LayerPass *w, int64_t first, int64_t tokens) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t experts = m->config.num_experts, hidden = m->config.hidden_size;
-    OP(p->device, OP_GEMM, gemm, false, false, tokens, hidden, experts,
-       model_at(m, w->tensors[DLOGITS], first * experts),
-       weights_matrix(p->weights, product_matrix(w, &router)), m->compute, w->dx, m->compute, hidden, true,
-       model_one_split(m, experts));
+    OP(p->device, gemm, .m = tokens, .n = hidden, .k = experts,
+       .a = model_at(m, w->tensors[DLOGITS], first * experts),
+       .b = weights_matrix(p->weights, product_matrix(w, &router)), .ab_type = m->compute, .c = w->dx,
+       .c_type = m->compute, .ldc = hidden, .accumulate = true, .splits = model_one_split(m, experts));
 }
 
 /* The gradient of the routing weights comes from the experts. The router's part of the gradient of x is added
@@ -658,7 +670,7 @@ static void router_input(const LayerPass *w) {
     add_bias_weights(w);
     for (int i = 0; i < model_runs(m); i++) route_back(w, i);
     if (p->balance && shape_of(w).balance > 0)
-        OP(p->device, OP_LOSS_SUM, loss_sum, m->tokens, w->tensors[BALANCE], p->balance);
+        OP(p->device, loss_sum, m->tokens, w->tensors[BALANCE], p->balance);
     if (m->tp.size == 1) add_router(w, 0, m->tokens);
     router_bias(w);
 }
@@ -716,8 +728,9 @@ static void gate_up_backward(const LayerPass *w, Grads grads) {
 
 static void activate(const LayerPass *w, const Rows *r) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_ACTIVATION_FORWARD, activation_forward, model_family(&m->config)->arch.activation,
-       true, r->count, model_dim(&m->config, DIM_EXPERT), r->gate_up, r->act, m->compute);
+    OP(w->pass->device, activation_forward, .f = model_family(&m->config)->arch.activation, .gated = true,
+       .tokens = r->count, .inter = model_dim(&m->config, DIM_EXPERT), .x = r->gate_up, .act = r->act,
+       .c = m->compute);
 }
 
 static void down_forward(const LayerPass *w) {
@@ -736,17 +749,18 @@ static void down_forward(const LayerPass *w) {
 
 static void activate_backward(const LayerPass *w, const Rows *r, void *act) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_ACTIVATION_BACKWARD, activation_backward,
-       model_family(&m->config)->arch.activation, true, r->count, model_dim(&m->config, DIM_EXPERT),
-       r->gate_up, r->dact, r->dgate_up, act, m->compute);
+    OP(w->pass->device, activation_backward, .f = model_family(&m->config)->arch.activation, .gated = true,
+       .tokens = r->count, .inter = model_dim(&m->config, DIM_EXPERT), .x = r->gate_up, .dact = r->dact,
+       .dx = r->dgate_up, .act = act, .c = m->compute);
 }
 
 /* With x' = w x, the expert's input, and y = W x', the gradient of w is dx' . x, and so dy . y / w. */
 static void input_weights(const LayerPass *w, const Rows *r, RouteShape s, Routes routes, float *dweights) {
     const Model *m = w->pass->model;
     enum { RUNS = 2 }; /* gate, up */
-    OP(w->pass->device, OP_PERMUTE_DWEIGHTS, permute_dweights, s, routes, model_dim(&m->config, DIM_EXPERT),
-       RUNS, model_local_splits(m), r->gate_up, r->dgate_up, dweights, m->compute);
+    OP(w->pass->device, permute_dweights, .s = s, .r = routes, .n = model_dim(&m->config, DIM_EXPERT),
+       .runs = RUNS, .splits = model_local_splits(m), .y = r->gate_up, .dy = r->dgate_up,
+       .dweights = dweights, .c = m->compute);
 }
 
 /* With a = f(g) * u and da = Wdown^T dy: dw = a . da, so results need not be saved. Then w da is the gradient
@@ -763,8 +777,8 @@ static void down_input(const LayerPass *w, const Rows *r, RouteShape s, Routes r
         return;
     }
     activate(w, r);
-    OP(p->device, OP_COMBINE_BACKWARD, combine_backward, s, routes, inter, model_local_splits(m), r->act,
-       r->dact, dweights, m->compute);
+    OP(p->device, combine_backward, .s = s, .r = routes, .inter = inter, .splits = model_local_splits(m),
+       .act = r->act, .dact = r->dact, .dweights = dweights, .c = m->compute);
     activate_backward(w, r, r->dact);
 }
 
@@ -830,14 +844,14 @@ static void permute_backward(const LayerPass *w) {
     Device *d = w->pass->device;
     float *weights = w->tensors[ROW_WEIGHTS];
     int64_t count = assignments(w);
-    OP(d, OP_ZERO, zero, weights, (size_t)(exact_chunks(w) * count) * sizeof(float));
+    OP(d, zero, weights, (size_t)(exact_chunks(w) * count) * sizeof(float));
     for (int s = 0; s < exact_chunks(w); s++) {
         Routes r = routes_of(w, s);
         gather_x(w, s);
         gather(w, s, w->dy, LOCAL_DY);
         down_bias(w, s, LOCAL_DY);
-        OP(d, OP_EMBED_BACKWARD, embed_backward, count, 1, r.row, r.weights, ALL_ROWS, 1.0f,
-           weights + s * count, DTYPE_F32);
+        OP(d, embed_backward, .tokens = count, .hidden = 1, .ids = r.row, .dout = r.weights, .rows = ALL_ROWS,
+           .scale = 1.0f, .dtable = weights + s * count, .c = DTYPE_F32);
     }
 }
 
@@ -864,8 +878,9 @@ static void unpermute_backward(const LayerPass *w) {
     float *dweights = w->tensors[DWEIGHTS];
     int64_t count = assignments(w);
     for (int s = 0; s < exact_chunks(w); s++)
-        OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, count, 1, routes_of(w, s).row,
-           weights + s * count, ALL_ROWS, 1.0f, false, dweights + s * count, DTYPE_F32);
+        OP(w->pass->device, embed_forward, .tokens = count, .hidden = 1, .ids = routes_of(w, s).row,
+           .table = weights + s * count, .rows = ALL_ROWS, .scale = 1.0f, .out = dweights + s * count,
+           .c = DTYPE_F32);
     if (!has_splits(w))
         combine_all(w, weighs_input(w), w->dx);
     else if (!has_shared(w))

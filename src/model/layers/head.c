@@ -33,6 +33,10 @@
  * Elsewhere called: lm_head, fused linear cross-entropy, vocab-parallel cross-entropy (Megatron). */
 #include "model/unit.h"
 
+#include "device/ops/linear.h"
+#include "device/ops/loss.h"
+#include "device/ops/memory.h"
+
 enum { MTP_NORM, MTP_NORM_BIAS, NORM, NORM_BIAS, HEAD, MTP_HEADS, PARAMS };
 static const ParamRow params[PARAMS] = {
     [MTP_NORM] = {"shared_head.norm.weight", DIM_HIDDEN, .init = ROLE_NORM},
@@ -110,19 +114,19 @@ static void clear_rest(const Pass *p) {
     size_t all = p->model->table.flats[0][FLAT_MATRICES],
            own = is_trained(p->model) ? (size_t)matrix(p->model)->count : 0;
     for (int r = 0; is_tied(p->model) && all > own && r < model_exact_chunks(p->model); r++)
-        OP(p->device, OP_ZERO, zero, gradient_tied(&p->gradients, r) + own, (all - own) * sizeof(float));
+        OP(p->device, zero, gradient_tied(&p->gradients, r) + own, (all - own) * sizeof(float));
 }
 
 /* In fp32 whatever the compute dtype: the loss is a difference of logits, for which the 8 bits of bf16 would
  * not suffice. */
 static void logits_of(const Pass *p, const void *weight, int64_t rows, const void *normed, float *logits) {
     const Model *m = p->model;
-    OP(p->device, OP_GEMM, gemm, false, true, rows, m->config.vocab_size, m->config.hidden_size, normed,
-       weight, m->compute, logits, DTYPE_F32, m->config.vocab_size, false,
-       model_one_split(m, m->config.hidden_size));
+    OP(p->device, gemm, .trans_b = true, .m = rows, .n = m->config.vocab_size, .k = m->config.hidden_size,
+       .a = normed, .b = weight, .ab_type = m->compute, .c = logits, .c_type = DTYPE_F32,
+       .ldc = m->config.vocab_size, .splits = model_one_split(m, m->config.hidden_size));
     if (m->config.final_logit_softcapping > 0)
-        OP(p->device, OP_SOFTCAP, softcap, rows * m->config.vocab_size,
-           (float)m->config.final_logit_softcapping, logits, DTYPE_F32);
+        OP(p->device, softcap, rows * m->config.vocab_size, (float)m->config.final_logit_softcapping, logits,
+           DTYPE_F32);
 }
 
 /* One chunk of tokens, and which of the products (dgrad, wgrad) to do. */
@@ -224,7 +228,7 @@ static const LossRecord *records_of(const LayerPass *w, Chunk c, const Head *own
 
 static void copy_records(const LayerPass *w, Chunk c, LossRecord *all) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_COPY, copy, all + c.first * m->tp.splits, w->shared->records,
+    OP(w->pass->device, copy, all + c.first * m->tp.splits, w->shared->records,
        (size_t)(c.rows * m->tp.splits) * sizeof *all);
 }
 
@@ -234,9 +238,9 @@ static void make_logits(const LayerPass *w, Chunk c, const Head *own) {
     const Model *m = p->model;
     logits_of(p, own->weight, c.rows, normed_of(w, c, own), w->tensors[LOGITS]);
     if (m->tp.size > 1 && !is_recompute(c))
-        OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, m->config.vocab_size, w->tensors[LOGITS],
-           DTYPE_F32, own->targets + c.first, model_vocabulary_splits(m, w->shared->records),
-           own_records(w, c.rows));
+        OP(p->device, loss_records, .rows = c.rows, .vocab = m->config.vocab_size,
+           .logits = w->tensors[LOGITS], .logits_type = DTYPE_F32, .targets = own->targets + c.first,
+           .splits = model_vocabulary_splits(m, w->shared->records), .records = own_records(w, c.rows));
 }
 
 /* Sums the splits in the canonical tree: into partial sums over ranks, or into the gradient of the states. */
@@ -248,8 +252,8 @@ static void sum_partials(const LayerPass *w, const Chunk *c, const Head *own, co
     float *to = partials ? (float *)w->shared->partials + at
                 : rounds ? (float *)w->tensors[APART]
                          : (float *)own->dnormed + at;
-    OP(p->device, OP_SUM_PARTS, sum_parts, n, model_local_splits(m), splits, to);
-    if (rounds) OP(p->device, OP_CAST, cast, n, to, DTYPE_F32, model_at(m, own->dnormed, at), m->compute);
+    OP(p->device, sum_parts, n, model_local_splits(m), splits, to);
+    if (rounds) OP(p->device, cast, n, to, DTYPE_F32, model_at(m, own->dnormed, at), m->compute);
 }
 
 /* With several heads, each split is summed over the heads by itself. A rank with one split adds directly to
@@ -264,8 +268,9 @@ static void make_partials(const LayerPass *w, const Chunk *c, const Head *own, c
         float *to = count == 1 ? (float *)w->shared->partials + c->first * h
                                : (float *)w->tensors[APART] + i * m->loss_rows * h;
         splits[i] = to;
-        OP(p->device, OP_GEMM, gemm, false, false, c->rows, h, m->config.vocab_size, dlogits, own->weight,
-           m->compute, to, DTYPE_F32, h, own->adds, model_vocabulary_split(m, i));
+        OP(p->device, gemm, .m = c->rows, .n = h, .k = m->config.vocab_size, .a = dlogits, .b = own->weight,
+           .ab_type = m->compute, .c = to, .c_type = DTYPE_F32, .ldc = h, .accumulate = own->adds,
+           .splits = model_vocabulary_split(m, i));
     }
     if (own->last && count > 1) sum_partials(w, c, own, splits);
 }
@@ -279,8 +284,9 @@ static void make_input(const LayerPass *w, const Chunk *c, const Head *own, cons
     Dtype type = partials ? DTYPE_F32 : m->compute;
     char *to =
         (partials ? (char *)w->shared->partials : (char *)own->dnormed) + (size_t)at * dtype_bytes(type);
-    OP(p->device, OP_GEMM, gemm, false, false, c->rows, h, m->config.vocab_size, dlogits, own->weight,
-       m->compute, to, type, h, own->adds, model_k_split(m, DIM_VOCAB));
+    OP(p->device, gemm, .m = c->rows, .n = h, .k = m->config.vocab_size, .a = dlogits, .b = own->weight,
+       .ab_type = m->compute, .c = to, .c_type = type, .ldc = h, .accumulate = own->adds,
+       .splits = model_k_split(m, DIM_VOCAB));
 }
 
 /* Saves the records of all splits that the caller wants, as the loss uses them. */
@@ -290,9 +296,9 @@ static void keep_records(const LayerPass *w, Chunk c) {
     if (m->tp.size > 1)
         copy_records(w, c, p->records);
     else
-        OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, m->config.vocab_size, w->tensors[LOGITS],
-           DTYPE_F32, p->batch.targets + c.first, model_vocabulary_splits(m, NULL),
-           p->records + c.first * m->tp.splits);
+        OP(p->device, loss_records, .rows = c.rows, .vocab = m->config.vocab_size,
+           .logits = w->tensors[LOGITS], .logits_type = DTYPE_F32, .targets = p->batch.targets + c.first,
+           .splits = model_vocabulary_splits(m, NULL), .records = p->records + c.first * m->tp.splits);
 }
 
 /* The gradient of the logits replaces them: in fp32 in the same memory, else in a narrow tensor, since
@@ -305,14 +311,18 @@ static void use_logits(const LayerPass *w, Chunk c, const Head *own) {
     void *dlogits = w->tensors[m->compute == DTYPE_F32 ? LOGITS : DLOGITS];
     if (p->records && own->losses == p->losses) keep_records(w, c);
     if (m->tp.size > 1 && own->kept && p->training && !is_recompute(c)) copy_records(w, c, own->kept);
-    OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
-       own->targets + c.first, model_vocabulary_splits(m, records_of(w, c, own)), own->scale,
-       (float)m->config.final_logit_softcapping, own->z, own->losses + c.first,
-       own->z_losses ? own->z_losses + c.first : NULL, c.input || c.weight ? dlogits : NULL, m->compute);
+    OP(p->device, cross_entropy, .rows = c.rows, .vocab = v, .logits = w->tensors[LOGITS],
+       .logits_type = DTYPE_F32, .targets = own->targets + c.first,
+       .splits = model_vocabulary_splits(m, records_of(w, c, own)), .scale = own->scale,
+       .cap = (float)m->config.final_logit_softcapping, .z = own->z, .loss = own->losses + c.first,
+       .z_loss = own->z_losses ? own->z_losses + c.first : NULL,
+       .dlogits = c.input || c.weight ? dlogits : NULL, .grad_type = m->compute);
     if (c.input) (model_has_heads_apart(m) ? make_partials : make_input)(w, &c, own, dlogits);
     if (own->gradient)
-        OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed_of(w, c, own), m->compute,
-           own->gradient, DTYPE_F32, h, own->later || !(p->first && c.begins), model_one_split(m, c.rows));
+        OP(p->device, gemm, .trans_a = true, .m = v, .n = h, .k = c.rows, .a = dlogits,
+           .b = normed_of(w, c, own), .ab_type = m->compute, .c = own->gradient, .c_type = DTYPE_F32,
+           .ldc = h, .accumulate = own->later || !(p->first && c.begins),
+           .splits = model_one_split(m, c.rows));
 }
 
 static Chunk chunk_of(const Model *m, int i, bool input, bool weight) {

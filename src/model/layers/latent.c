@@ -27,6 +27,9 @@
  *
  * Elsewhere called: MLA, multi-head latent attention (DeepSeek). */
 #include "model/families/family.h"
+#include "device/ops/attention.h"
+#include "device/ops/linear.h"
+#include "device/ops/memory.h"
 #include "model/layers/heads.h"
 #include "model/unit.h"
 
@@ -143,8 +146,8 @@ static void *common_key(const LayerPass *w, int tensor) {
 static void copy_columns(const LayerPass *w, int64_t rows, int64_t columns, const void *from,
                          int64_t from_row, void *to, int64_t to_row) {
     size_t e = dtype_bytes(w->pass->model->compute);
-    OP(w->pass->device, OP_COPY_ROWS, copy_rows, rows, (size_t)columns * e, to, (size_t)to_row * e, from,
-       (size_t)from_row * e);
+    OP(w->pass->device, copy_rows, .rows = rows, .bytes = (size_t)columns * e, .to = to,
+       .to_stride = (size_t)to_row * e, .from = from, .from_stride = (size_t)from_row * e);
 }
 
 /* ---- down ---- */
@@ -158,9 +161,9 @@ static void down_input(const LayerPass *w, int64_t first, int64_t tokens, KSplit
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t hidden = m->config.hidden_size, all = dim_of(w, DIM_LATENT_ALL);
-    OP(p->device, OP_GEMM, gemm, false, false, tokens, hidden, all,
-       model_at(m, w->tensors[DDOWN], first * all), weights_matrix(p->weights, product_matrix(w, &down)),
-       m->compute, w->dx, type, hidden, add, splits);
+    OP(p->device, gemm, .m = tokens, .n = hidden, .k = all, .a = model_at(m, w->tensors[DDOWN], first * all),
+       .b = weights_matrix(p->weights, product_matrix(w, &down)), .ab_type = m->compute, .c = w->dx,
+       .c_type = type, .ldc = hidden, .accumulate = add, .splits = splits);
 }
 
 static void down_backward(const LayerPass *w, Grads grads) {
@@ -237,9 +240,9 @@ static void normalise(const LayerPass *w, Latent l) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
     take_raw(w, l);
-    OP(p->device, OP_NORM_FORWARD, norm_forward, NORM_RMS, p->model->tokens, dim_of(w, l.width), LATENT_EPS,
-       t[RAW], NULL, weights_vector(p->weights, norm_of(w, l)), NULL, NULL, t[l.normed], t[l.rstd],
-       p->model->compute);
+    OP(p->device, norm_forward, .kind = NORM_RMS, .tokens = p->model->tokens, .hidden = dim_of(w, l.width),
+       .eps = LATENT_EPS, .a = t[RAW], .w = weights_vector(p->weights, norm_of(w, l)), .y = t[l.normed],
+       .rstd = t[l.rstd], .c = p->model->compute);
 }
 
 static void norms_forward(const LayerPass *w) {
@@ -273,13 +276,12 @@ static void input_of_latent(const LayerPass *w, const Product *p, const void *dy
     shared.inner = inner, of.shared = &shared, of.own_x = w->tensors[latent];
     product_input(&of, p, dy, dx);
     if (m->tp.size > 1 && m->config.adapter_replicated && product_adapters(m, w->unit, p) == 0)
-        OP(w->pass->device, OP_ZERO, zero, inner,
-           (size_t)(m->tokens * dim_of(w, DIM_ADAPTER)) * sizeof *inner);
+        OP(w->pass->device, zero, inner, (size_t)(m->tokens * dim_of(w, DIM_ADAPTER)) * sizeof *inner);
 }
 
 static void round_sums(const LayerPass *w, Dim width, const float *sums, void *to) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_CAST, cast, m->tokens * dim_of(w, width), sums, DTYPE_F32, to, m->compute);
+    OP(w->pass->device, cast, m->tokens * dim_of(w, width), sums, DTYPE_F32, to, m->compute);
 }
 
 /* Rounds the reduced sums into the tensors where a single rank has its gradients. */
@@ -305,11 +307,11 @@ static void normalise_backward(const LayerPass *w, Latent l) {
     int64_t width = dim_of(w, l.width), rows = model_exact_chunk(m, m->tokens);
     take_raw(w, l);
     for (int r = 0; r < model_exact_chunks(m); r++)
-        OP(p->device, OP_NORM_BACKWARD, norm_backward, NORM_RMS, rows, width,
-           model_at(m, t[RAW], r * rows * width), weights_vector(p->weights, norm),
-           (const float *)t[l.rstd] + r * rows, model_at(m, t[l.gradient], r * rows * width),
-           model_at(m, t[DRAW], r * rows * width), false, gradient_of_exact_chunk(&p->gradients, norm, r),
-           rows, m->compute);
+        OP(p->device, norm_backward, .kind = NORM_RMS, .tokens = rows, .hidden = width,
+           .x = model_at(m, t[RAW], r * rows * width), .w = weights_vector(p->weights, norm),
+           .rstd = (const float *)t[l.rstd] + r * rows, .dy = model_at(m, t[l.gradient], r * rows * width),
+           .dx = model_at(m, t[DRAW], r * rows * width),
+           .dw = gradient_of_exact_chunk(&p->gradients, norm, r), .split_size = rows, .c = m->compute);
     copy_columns(w, m->tokens, width, t[DRAW], width, model_at(m, t[DDOWN], l.first),
                  dim_of(w, DIM_LATENT_ALL));
 }
@@ -356,17 +358,17 @@ static void keys_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
     product_forward(w, &keys_values, t[KEY_LATENT], t[UP]);
-    OP(p->device, OP_LATENT_FORWARD, latent_forward, heads_of(w),
-       has_latent_queries(w) ? t[QUERIES] : t[DOWN], t[UP], common_key(w, DOWN), p->batch.positions,
-       model_angles(p->model, 0), attend_made(w), p->model->compute);
+    OP(p->device, latent_forward, .s = heads_of(w), .q = has_latent_queries(w) ? t[QUERIES] : t[DOWN],
+       .own = t[UP], .key = common_key(w, DOWN), .positions = p->batch.positions,
+       .cos_sin = model_angles(p->model, 0), .qkv = attend_made(w), .c = p->model->compute);
 }
 
 static void heads_backward(const LayerPass *w, LatentShape s, void *common_key) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
-    OP(p->device, OP_LATENT_BACKWARD, latent_backward, s, t[DQKV], p->batch.positions,
-       model_angles(p->model, 0), has_latent_queries(w) ? t[QUERIES] : t[DDOWN], t[UP], common_key,
-       p->model->compute);
+    OP(p->device, latent_backward, .s = s, .dqkv = t[DQKV], .positions = p->batch.positions,
+       .cos_sin = model_angles(p->model, 0), .dq = has_latent_queries(w) ? t[QUERIES] : t[DDOWN],
+       .down = t[UP], .dkey = common_key, .c = p->model->compute);
 }
 
 static void keys_backward(const LayerPass *w, Grads grads) {
@@ -410,7 +412,7 @@ static void narrow(const LayerPass *w) {
 static void widen(const LayerPass *w) {
     const Model *m = w->pass->model;
     const ModelConfig *c = &m->config;
-    OP(w->pass->device, OP_ZERO, zero, w->tensors[DATTENDED],
+    OP(w->pass->device, zero, w->tensors[DATTENDED],
        (size_t)(m->tokens * dim_of(w, DIM_QUERY)) * dtype_bytes(m->compute));
     copy_columns(w, m->tokens * c->num_attention_heads, c->v_head_dim, w->tensors[VALUES], c->v_head_dim,
                  w->tensors[DATTENDED], c->head_dim);

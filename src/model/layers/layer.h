@@ -20,7 +20,7 @@
 #define WEFT_MODEL_LAYERS_LAYER_H
 
 #include "comm/mesh.h"
-#include "device/device.h"
+#include "device/shapes.h"
 #include "model/params.h"
 
 struct Model;
@@ -364,7 +364,7 @@ extern const Layer layer_heads;          /* the same, with MTP heads */
 extern const Layer layer_mtp;            /* the state, next tokens' ids -> y: begins an MTP module's stream */
 extern const Layer layer_mtp_head;       /* the state, and the end of that stream -> losses of both */
 
-/* The passes of a product, on T tokens. Partial sums over ranks are fp32 (device.h: KSplit). */
+/* The passes of a product, on T tokens. Partial sums over ranks are fp32 (KSplit). */
 /* The parameter that begins its matrix, and its bias; NULL: it has none. */
 const Param *product_matrix(const LayerPass *w, const Product *p);
 const Param *product_bias(const LayerPass *w, const Product *p);

@@ -15,6 +15,8 @@
  * states, from one saved for every MAMBA_CHUNK tokens. */
 #include "model/unit.h"
 
+#include "device/ops/recurrence.h"
+
 /* ---- rows ---- */
 
 enum { TAPS, DT_BIAS, A_LOG, SKIP, NORM, GATE, VALUE, KEY, QUERY, DT, OUTPUT, MATRICES };
@@ -183,34 +185,35 @@ static void conv_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     float *carries = carried_of(w);
     if (!param_at(w, TAPS)) return;
-    OP(p->device, OP_CONV_FORWARD, conv_forward, conv_of(w), after_gate(w, RAW), vector_of(w, TAPS),
-       documents_of(w), carries ? carries + dim(w, DIM_MAMBA_STATES) : NULL, w->tensors[CONVOLVED],
-       p->model->compute);
+    OP(p->device, conv_forward, .s = conv_of(w), .x = after_gate(w, RAW), .w = vector_of(w, TAPS),
+       .first_key = documents_of(w), .tail = carries ? carries + dim(w, DIM_MAMBA_STATES) : NULL,
+       .y = w->tensors[CONVOLVED], .c = p->model->compute);
 }
 
 static void conv_backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;
     if (!(grads & DGRAD) || !param_at(w, TAPS)) return;
-    OP(p->device, OP_CONV_BACKWARD, conv_backward, conv_of(w), after_gate(w, RAW), vector_of(w, TAPS),
-       p->batch.first_key, w->tensors[DCONVOLVED], after_gate(w, DRAW), gradient_at(w, TAPS),
-       p->model->compute);
+    OP(p->device, conv_backward, .s = conv_of(w), .x = after_gate(w, RAW), .w = vector_of(w, TAPS),
+       .first_key = p->batch.first_key, .dy = w->tensors[DCONVOLVED], .dx = after_gate(w, DRAW),
+       .dw = gradient_at(w, TAPS), .c = p->model->compute);
 }
 
 static void scan_forward(const LayerPass *w) {
     const Pass *p = w->pass;
-    OP(p->device, OP_MAMBA_FORWARD, mamba_forward, scan_of(w), inputs_of(w), documents_of(w), carried_of(w),
-       w->tensors[STARTS], w->tensors[Y], p->model->compute);
+    OP(p->device, mamba_forward, .s = scan_of(w), .in = inputs_of(w), .first_key = documents_of(w),
+       .state = carried_of(w), .starts = w->tensors[STARTS], .y = w->tensors[Y], .c = p->model->compute);
 }
 
 static void scan_backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
     if (grads & DGRAD)
-        OP(p->device, OP_MAMBA_BACKWARD, mamba_backward, scan_of(w), inputs_of(w), p->batch.first_key,
-           t[STARTS], t[DY], t[CARRY], t[TERMS], gradients_of(w), p->model->compute);
+        OP(p->device, mamba_backward, .s = scan_of(w), .in = inputs_of(w), .first_key = p->batch.first_key,
+           .starts = t[STARTS], .dy = t[DY], .carry = t[CARRY], .room = t[TERMS], .out = gradients_of(w),
+           .c = p->model->compute);
 }
 
-/* The operations of device.h (MambaShape) per element of the state: five forward; eleven backward, three of
+/* The operations of MambaShape per element of the state: five forward; eleven backward, three of
  * which recompute the state. */
 static Cost scan_cost(const ModelConfig *c, int unit, int64_t context) {
     double elements = (double)model_dim(c, DIM_MAMBA_STATES);
@@ -225,8 +228,8 @@ static Cost scan_needs(const ModelConfig *c, int unit, int64_t context) {
 
 static void gate_output(const LayerPass *w) {
     const Pass *p = w->pass;
-    OP(p->device, OP_GATED_NORM_FORWARD, gated_norm_forward, norm_of(w), w->tensors[Y], w->tensors[RAW],
-       vector_of(w, NORM), w->tensors[OUT], p->model->compute);
+    OP(p->device, gated_norm_forward, .s = norm_of(w), .x = w->tensors[Y], .gate = w->tensors[RAW],
+       .w = vector_of(w, NORM), .y = w->tensors[OUT], .c = p->model->compute);
 }
 
 static void out_forward(const LayerPass *w) {
@@ -239,8 +242,9 @@ static void out_backward(const LayerPass *w, Grads grads) {
     void *const *t = w->tensors;
     if (grads & DGRAD) {
         product_input(w, &out, w->dy, t[DOUT]);
-        OP(p->device, OP_GATED_NORM_BACKWARD, gated_norm_backward, norm_of(w), t[Y], t[RAW],
-           vector_of(w, NORM), t[DOUT], t[DY], t[DRAW], gradient_at(w, NORM), p->model->compute);
+        OP(p->device, gated_norm_backward, .s = norm_of(w), .x = t[Y], .gate = t[RAW],
+           .w = vector_of(w, NORM), .dy = t[DOUT], .dx = t[DY], .dgate = t[DRAW], .dw = gradient_at(w, NORM),
+           .c = p->model->compute);
         gate_output(w);
     }
     if (grads & WGRAD) product_weight(w, &out, w->dy, t[OUT]);

@@ -9,6 +9,7 @@
  * Elsewhere called: SwiGLU, GeGLU; ColumnParallelLinear (gate and up) and RowParallelLinear (down) with
  * sequence parallelism (Megatron). */
 #include "model/families/family.h"
+#include "device/ops/linear.h"
 #include "model/unit.h"
 
 enum { GATE_BIAS, UP_BIAS, GATE_UP_BIAS, DOWN_BIAS, GATE, UP, GATE_UP_WEIGHT, DOWN, MATRICES };
@@ -63,8 +64,9 @@ static void down_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     const Arch *a = &model_family(&m->config)->arch;
-    OP(p->device, OP_ACTIVATION_FORWARD, activation_forward, a->activation, !a->no_gate, m->tokens,
-       m->config.intermediate_size, w->tensors[GATE_UP], w->tensors[ACT], m->compute);
+    OP(p->device, activation_forward, .f = a->activation, .gated = !a->no_gate, .tokens = m->tokens,
+       .inter = m->config.intermediate_size, .x = w->tensors[GATE_UP], .act = w->tensors[ACT],
+       .c = m->compute);
     product_forward(w, &down, w->tensors[ACT], w->y);
 }
 
@@ -77,8 +79,9 @@ static void down_backward(const LayerPass *w, Grads grads) {
     void *const *t = w->tensors;
     if (grads & DGRAD) {
         product_input(w, &down, w->dy, t[ACT]);
-        OP(p->device, OP_ACTIVATION_BACKWARD, activation_backward, a->activation, !a->no_gate, m->tokens,
-           m->config.intermediate_size, t[GATE_UP], t[ACT], t[DGATE_UP], t[ACT], m->compute);
+        OP(p->device, activation_backward, .f = a->activation, .gated = !a->no_gate, .tokens = m->tokens,
+           .inter = m->config.intermediate_size, .x = t[GATE_UP], .dact = t[ACT], .dx = t[DGATE_UP],
+           .act = t[ACT], .c = m->compute);
     }
     if (grads & WGRAD) product_weight(w, &down, w->dy, t[ACT]);
 }

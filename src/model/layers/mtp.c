@@ -18,6 +18,9 @@
  * param_is_replicated), and its gradient is summed over tp, as a norm's is. */
 #include "model/unit.h"
 
+#include "device/ops/linear.h"
+#include "device/ops/memory.h"
+
 enum { EMBED_NORM, EMBED_NORM_BIAS, STATE_NORM, STATE_NORM_BIAS, PROJECTION, PARAMS };
 static const ParamRow params[PARAMS] = {
     [EMBED_NORM] = {"enorm.weight", DIM_HIDDEN, .init = ROLE_NORM},
@@ -50,8 +53,8 @@ static void copy_input(const LayerPass *w, void *joined, JoinedInput input, bool
     size_t narrow = (size_t)m->config.hidden_size * dtype_bytes(m->compute), wide = 2 * narrow;
     char *columns = (char *)joined + (input == INPUT_STATE ? narrow : 0);
     void *rows = w->tensors[NORMED];
-    OP(w->pass->device, OP_COPY_ROWS, copy_rows, model_own_tokens(m), narrow, out ? rows : columns,
-       out ? narrow : wide, out ? columns : rows, out ? wide : narrow);
+    OP(w->pass->device, copy_rows, .rows = model_own_tokens(m), .bytes = narrow, .to = out ? rows : columns,
+       .to_stride = out ? narrow : wide, .from = out ? columns : rows, .from_stride = out ? wide : narrow);
 }
 
 static void rows_forward(const LayerPass *w) {
@@ -88,11 +91,11 @@ static void rows_backward(const LayerPass *w, Grads input) {
     if (!(input & WGRAD) || embedding(m)->flat == FLAT_FROZEN) return;
     for (int r = 0; r < model_exact_chunks(m); r++) {
         if (p->first)
-            OP(p->device, OP_ZERO, zero, gradient_tied(&p->gradients, r),
+            OP(p->device, zero, gradient_tied(&p->gradients, r),
                m->table.flats[0][FLAT_MATRICES] * sizeof(float));
-        OP(p->device, OP_EMBED_BACKWARD, embed_backward, tokens, hidden, p->next_ids + r * tokens,
-           model_at(m, all, r * tokens * hidden), model_vocabulary(m), 1, gradient_tied(&p->gradients, r),
-           m->compute);
+        OP(p->device, embed_backward, .tokens = tokens, .hidden = hidden, .ids = p->next_ids + r * tokens,
+           .dout = model_at(m, all, r * tokens * hidden), .rows = model_vocabulary(m), .scale = 1,
+           .dtable = gradient_tied(&p->gradients, r), .c = m->compute);
     }
 }
 

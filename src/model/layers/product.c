@@ -6,6 +6,8 @@
  * Elsewhere called: linear layer; split-K where TP may shard the sum. No epilogue is fused into a
  * product: bias and rounding follow the reduce-scatter of a row-parallel one. */
 #include "model/families/family.h"
+#include "device/ops/linear.h"
+#include "device/ops/memory.h"
 #include "model/unit.h"
 
 /* The parameter that begins the matrix. Of alternative rows, the model has some, which are adjacent. NULL: it
@@ -44,7 +46,7 @@ static const void *matrix_of(const LayerPass *w, const Param *p) {
     if (!is_replicated(w, p)) return weights_matrix(w->pass->weights, p);
     const float *held = weights_vector(w->pass->weights, p);
     if (compute == DTYPE_F32) return held;
-    OP(w->pass->device, OP_CAST, cast, p->count, held, DTYPE_F32, w->adapters->replicated, compute);
+    OP(w->pass->device, cast, p->count, held, DTYPE_F32, w->adapters->replicated, compute);
     return w->adapters->replicated;
 }
 
@@ -117,9 +119,10 @@ static void inner_product(const LayerPass *w, const Product *p, const Adapter *a
     const Model *m = w->pass->model;
     const Param *side = back ? a->b : a->a;
     int64_t width = is_partial ? product_adapters(m, w->unit, p) * a->rank : a->rank;
-    OP(w->pass->device, OP_GEMM, gemm, false, !back, tokens, a->rank, back ? a->out : a->in, from,
-       matrix_of(w, side), m->compute, is_partial ? (void *)(w->shared->inner + a->at) : inner,
-       is_partial ? DTYPE_F32 : m->compute, width, false, splits);
+    OP(w->pass->device, gemm, .trans_b = !back, .m = tokens, .n = a->rank, .k = back ? a->out : a->in,
+       .a = from, .b = matrix_of(w, side), .ab_type = m->compute,
+       .c = is_partial ? (void *)(w->shared->inner + a->at) : inner,
+       .c_type = is_partial ? DTYPE_F32 : m->compute, .ldc = width, .splits = splits);
 }
 
 /* x A^T; returns true if these are partial sums over ranks. */
@@ -135,8 +138,8 @@ static bool adapter_inner(const LayerPass *w, const Product *p, const Adapter *a
 /* outer [tokens, out] = s dy, for the outputs of this matrix */
 static void adapter_outer(const LayerPass *w, const Adapter *a, int64_t tokens, const void *dy) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_SCALE, scale, tokens, a->out, (float)m->config.adapter_scale,
-       model_at(m, dy, a->first), a->width, w->adapters->outer, m->compute);
+    OP(w->pass->device, scale, .rows = tokens, .n = a->out, .factor = (float)m->config.adapter_scale,
+       .in = model_at(m, dy, a->first), .ldi = a->width, .out = w->adapters->outer, .c = m->compute);
 }
 
 /* inner = outer B; returns true if these are partial sums over ranks. */
@@ -153,26 +156,28 @@ static void inner_summed(const LayerPass *w, const Product *p, const Adapter *a,
     const Model *m = w->pass->model;
     int64_t own = model_own_tokens(m), width = product_adapters(m, w->unit, p) * a->rank;
     size_t row = (size_t)a->rank * sizeof(float);
-    OP(w->pass->device, OP_COPY_ROWS, copy_rows, own, row, w->adapters->apart, row,
-       w->shared->inner + m->tp.rank * own * width + a->at, (size_t)width * sizeof(float));
-    OP(w->pass->device, OP_CAST, cast, own * a->rank, w->adapters->apart, DTYPE_F32, inner, m->compute);
+    OP(w->pass->device, copy_rows, .rows = own, .bytes = row, .to = w->adapters->apart, .to_stride = row,
+       .from = w->shared->inner + m->tp.rank * own * width + a->at,
+       .from_stride = (size_t)width * sizeof(float));
+    OP(w->pass->device, cast, own * a->rank, w->adapters->apart, DTYPE_F32, inner, m->compute);
 }
 
 /* y += s inner B^T. The scale is applied to the narrow operand. */
 static void add_to_output(const LayerPass *w, const Adapter *a, int64_t tokens, const void *inner, void *y) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_SCALE, scale, tokens, a->rank, (float)m->config.adapter_scale, inner, a->rank,
-       w->adapters->inner, m->compute);
-    OP(w->pass->device, OP_GEMM, gemm, false, true, tokens, a->out, a->rank, w->adapters->inner,
-       matrix_of(w, a->b), m->compute, model_at(m, y, a->first), m->compute, a->width, true,
-       model_one_split(m, a->rank));
+    OP(w->pass->device, scale, .rows = tokens, .n = a->rank, .factor = (float)m->config.adapter_scale,
+       .in = inner, .ldi = a->rank, .out = w->adapters->inner, .c = m->compute);
+    OP(w->pass->device, gemm, .trans_b = true, .m = tokens, .n = a->out, .k = a->rank,
+       .a = w->adapters->inner, .b = matrix_of(w, a->b), .ab_type = m->compute, .c = model_at(m, y, a->first),
+       .c_type = m->compute, .ldc = a->width, .accumulate = true, .splits = model_one_split(m, a->rank));
 }
 
 /* dx += inner A */
 static void add_to_input(const LayerPass *w, const Adapter *a, int64_t tokens, void *dx) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_GEMM, gemm, false, false, tokens, a->in, a->rank, w->adapters->inner,
-       matrix_of(w, a->a), m->compute, dx, m->compute, a->in, true, model_one_split(m, a->rank));
+    OP(w->pass->device, gemm, .m = tokens, .n = a->in, .k = a->rank, .a = w->adapters->inner,
+       .b = matrix_of(w, a->a), .ab_type = m->compute, .c = dx, .c_type = m->compute, .ldc = a->in,
+       .accumulate = true, .splits = model_one_split(m, a->rank));
 }
 
 /* dW [out, in] += left [T, out]^T right [T, in], per exact chunk. The first microbatch overwrites. */
@@ -180,10 +185,11 @@ static void adapter_gradient(const LayerPass *w, const Param *p, const void *lef
     const Model *m = w->pass->model;
     int64_t tokens = model_exact_chunk(m, m->tokens);
     for (int r = 0; p->flat != FLAT_FROZEN && r < model_exact_chunks(m); r++)
-        OP(w->pass->device, OP_GEMM, gemm, true, false, p->rows, p->cols, tokens,
-           model_at(m, left, r * tokens * p->rows), model_at(m, right, r * tokens * p->cols), m->compute,
-           gradient_of_exact_chunk(&w->pass->gradients, p, r), DTYPE_F32, p->cols, !w->pass->first,
-           model_one_split(m, tokens));
+        OP(w->pass->device, gemm, .trans_a = true, .m = p->rows, .n = p->cols, .k = tokens,
+           .a = model_at(m, left, r * tokens * p->rows), .b = model_at(m, right, r * tokens * p->cols),
+           .ab_type = m->compute, .c = gradient_of_exact_chunk(&w->pass->gradients, p, r),
+           .c_type = DTYPE_F32, .ldc = p->cols, .accumulate = !w->pass->first,
+           .splits = model_one_split(m, tokens));
 }
 
 /* The same over local tokens, split by split, as for a norm, and always added. If param_sees_all, over all
@@ -194,10 +200,11 @@ static void replicated_gradient(const LayerPass *w, const Param *p, const void *
     int64_t split_size = all ? model_exact_chunk(m, m->tokens) : model_token_split(m),
             each = all ? 1 : model_exact_chunk(m, model_own_tokens(m)) / split_size;
     for (int64_t i = 0; i < model_exact_chunks(m) * each; i++)
-        OP(w->pass->device, OP_GEMM, gemm, true, false, p->rows, p->cols, split_size,
-           model_at(m, left, i * split_size * p->rows), model_at(m, right, i * split_size * p->cols),
-           m->compute, gradient_of_exact_chunk(&w->pass->gradients, p, (int)(i / each)) + i % each * p->count,
-           DTYPE_F32, p->cols, true, model_one_split(m, split_size));
+        OP(w->pass->device, gemm, .trans_a = true, .m = p->rows, .n = p->cols, .k = split_size,
+           .a = model_at(m, left, i * split_size * p->rows),
+           .b = model_at(m, right, i * split_size * p->cols), .ab_type = m->compute,
+           .c = gradient_of_exact_chunk(&w->pass->gradients, p, (int)(i / each)) + i % each * p->count,
+           .c_type = DTYPE_F32, .ldc = p->cols, .accumulate = true, .splits = model_one_split(m, split_size));
 }
 
 static void adapters_forward(const LayerPass *w, const Product *p, const void *x, void *y) {
@@ -269,8 +276,7 @@ void product_latents_summed(const LayerPass *w, const Product *p, const float *p
     const Model *m = w->pass->model;
     Adapter a;
     for (int next = 0; adapter_of(w, p, &next, &a);) {
-        OP(w->pass->device, OP_CAST, cast, m->tokens * a.rank, partials, DTYPE_F32, w->adapters->inner,
-           m->compute);
+        OP(w->pass->device, cast, m->tokens * a.rank, partials, DTYPE_F32, w->adapters->inner, m->compute);
         add_to_input(w, &a, m->tokens, dx);
         replicated_gradient(w, a.a, w->adapters->inner, x);
     }
@@ -308,8 +314,8 @@ static void add_bias(const LayerPass *w, const Product *p, int64_t tokens, void 
     const Model *m = w->pass->model;
     const Param *bias = product_bias(w, p);
     if (bias)
-        OP(w->pass->device, OP_BIAS_FORWARD, bias_forward, tokens, model_dim(&m->config, p->out), y,
-           weights_vector(w->pass->weights, bias), m->compute);
+        OP(w->pass->device, bias_forward, .tokens = tokens, .n = model_dim(&m->config, p->out), .y = y,
+           .bias = weights_vector(w->pass->weights, bias), .c = m->compute);
 }
 
 /* A replicated matrix is multiplied by local tokens only. */
@@ -325,9 +331,10 @@ void product_forward(const LayerPass *w, const Product *p, const void *x, void *
     const Param *matrix = product_matrix(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     bool partials = product_makes_partials(m, p);
-    OP(w->pass->device, OP_GEMM, gemm, false, !matrix->transposed, tokens_of(w, matrix), out, in, x,
-       matrix_of(w, matrix), m->compute, y, partials ? DTYPE_F32 : m->compute, out, false,
-       splits_over(m, p, ROW_PARALLEL, p->in));
+    OP(w->pass->device, gemm, .trans_b = !matrix->transposed, .m = tokens_of(w, matrix), .n = out, .k = in,
+       .a = x, .b = matrix_of(w, matrix), .ab_type = m->compute, .c = y,
+       .c_type = partials ? DTYPE_F32 : m->compute, .ldc = out,
+       .splits = splits_over(m, p, ROW_PARALLEL, p->in));
     if (!partials) add_bias(w, p, m->tokens, y);
     adapters_forward(w, p, x, y);
 }
@@ -335,8 +342,7 @@ void product_forward(const LayerPass *w, const Product *p, const void *x, void *
 void product_summed(const LayerPass *w, const Product *p, const float *partials, void *y) {
     const Model *m = w->pass->model;
     int64_t own = model_own_tokens(m);
-    OP(w->pass->device, OP_CAST, cast, own * model_dim(&m->config, p->out), partials, DTYPE_F32, y,
-       m->compute);
+    OP(w->pass->device, cast, own * model_dim(&m->config, p->out), partials, DTYPE_F32, y, m->compute);
     add_bias(w, p, own, y);
     product_adapters_summed(w, p, y);
 }
@@ -350,19 +356,20 @@ static void bias_gradient(const LayerPass *w, const Product *p, const void *dy) 
     int64_t out = model_dim(&m->config, p->out),
             tokens = model_exact_chunk(m, cut ? m->tokens : model_own_tokens(m));
     for (int r = 0; bias && r < model_exact_chunks(m); r++)
-        OP(w->pass->device, OP_BIAS_BACKWARD, bias_backward, tokens, out,
-           model_at(m, cut ? dy : w->own_dy, r * tokens * out),
-           gradient_of_exact_chunk(&w->pass->gradients, bias, r), cut ? tokens : model_token_split(m),
-           m->compute);
+        OP(w->pass->device, bias_backward, .tokens = tokens, .n = out,
+           .dy = model_at(m, cut ? dy : w->own_dy, r * tokens * out),
+           .db = gradient_of_exact_chunk(&w->pass->gradients, bias, r),
+           .split_size = cut ? tokens : model_token_split(m), .c = m->compute);
 }
 
 void product_input(const LayerPass *w, const Product *p, const void *dy, void *dx) {
     const Model *m = w->pass->model;
     const Param *matrix = product_matrix(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
-    OP(w->pass->device, OP_GEMM, gemm, false, matrix->transposed, tokens_of(w, matrix), in, out, dy,
-       matrix_of(w, matrix), m->compute, dx, product_reads_all(m, p) ? DTYPE_F32 : m->compute, in, false,
-       splits_over(m, p, COLUMN_PARALLEL, p->out));
+    OP(w->pass->device, gemm, .trans_b = matrix->transposed, .m = tokens_of(w, matrix), .n = in, .k = out,
+       .a = dy, .b = matrix_of(w, matrix), .ab_type = m->compute, .c = dx,
+       .c_type = product_reads_all(m, p) ? DTYPE_F32 : m->compute, .ldc = in,
+       .splits = splits_over(m, p, COLUMN_PARALLEL, p->out));
     adapters_input(w, p, dy, dx);
     bias_gradient(w, p, dy); /* gradients of vectors belong to dgrad */
 }
@@ -378,11 +385,13 @@ static void weight_of_exact_chunk(const LayerPass *w, const Product *p, const Pa
     KSplit splits = model_one_split(m, tokens);
     dy = model_at(m, dy, first * out), x = model_at(m, x, first * in);
     if (matrix->transposed) /* dW [in, out] = X^T dY */
-        OP(w->pass->device, OP_GEMM, gemm, true, false, in, out, tokens, x, dy, m->compute, gradient,
-           DTYPE_F32, out, add, splits);
+        OP(w->pass->device, gemm, .trans_a = true, .m = in, .n = out, .k = tokens, .a = x, .b = dy,
+           .ab_type = m->compute, .c = gradient, .c_type = DTYPE_F32, .ldc = out, .accumulate = add,
+           .splits = splits);
     else
-        OP(w->pass->device, OP_GEMM, gemm, true, false, out, in, tokens, dy, x, m->compute, gradient,
-           DTYPE_F32, in, add, splits);
+        OP(w->pass->device, gemm, .trans_a = true, .m = out, .n = in, .k = tokens, .a = dy, .b = x,
+           .ab_type = m->compute, .c = gradient, .c_type = DTYPE_F32, .ldc = in, .accumulate = add,
+           .splits = splits);
 }
 
 void product_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
@@ -406,9 +415,10 @@ void norm_forward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], int64
                   const void *b, void *sum, void *y, float *rstd) {
     const Model *m = p->model;
     const Param *w = param_of(&m->table, unit, &rows[WEIGHT]), *bias = param_of(&m->table, unit, &rows[BIAS]);
-    OP(p->device, OP_NORM_FORWARD, norm_forward, model_family(&m->config)->arch.norm, tokens,
-       m->config.hidden_size, (float)m->config.rms_norm_eps, a, b, weights_vector(p->weights, w),
-       bias ? weights_vector(p->weights, bias) : NULL, sum, y, rstd, m->compute);
+    OP(p->device, norm_forward, .kind = model_family(&m->config)->arch.norm, .tokens = tokens,
+       .hidden = m->config.hidden_size, .eps = (float)m->config.rms_norm_eps, .a = a, .b = b,
+       .w = weights_vector(p->weights, w), .bias = bias ? weights_vector(p->weights, bias) : NULL, .sum = sum,
+       .y = y, .rstd = rstd, .c = m->compute);
 }
 
 /* The gradient of a norm's bias is that of any bias. Both gradients are of vectors, so they are added to in
@@ -419,11 +429,14 @@ void norm_backward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], cons
     int64_t hidden = m->config.hidden_size, own = model_exact_chunk(m, model_own_tokens(m));
     const Param *w = param_of(&m->table, unit, &rows[WEIGHT]), *bias = param_of(&m->table, unit, &rows[BIAS]);
     for (int r = 0; bias && r < model_exact_chunks(m); r++)
-        OP(p->device, OP_BIAS_BACKWARD, bias_backward, own, hidden, model_at(m, dy, r * own * hidden),
-           gradient_of_exact_chunk(&p->gradients, bias, r), model_token_split(m), m->compute);
+        OP(p->device, bias_backward, .tokens = own, .n = hidden, .dy = model_at(m, dy, r * own * hidden),
+           .db = gradient_of_exact_chunk(&p->gradients, bias, r), .split_size = model_token_split(m),
+           .c = m->compute);
     for (int r = 0; r < model_exact_chunks(m); r++)
-        OP(p->device, OP_NORM_BACKWARD, norm_backward, model_family(&m->config)->arch.norm, own, hidden,
-           model_at(m, x, r * own * hidden), weights_vector(p->weights, w), rstd + r * own,
-           model_at(m, dy, r * own * hidden), model_at(m, dx, r * own * hidden), add,
-           gradient_of_exact_chunk(&p->gradients, w, r), model_token_split(m), m->compute);
+        OP(p->device, norm_backward, .kind = model_family(&m->config)->arch.norm, .tokens = own,
+           .hidden = hidden, .x = model_at(m, x, r * own * hidden), .w = weights_vector(p->weights, w),
+           .rstd = rstd + r * own, .dy = model_at(m, dy, r * own * hidden),
+           .dx = model_at(m, dx, r * own * hidden), .add = add,
+           .dw = gradient_of_exact_chunk(&p->gradients, w, r), .split_size = model_token_split(m),
+           .c = m->compute);
 }

@@ -19,6 +19,10 @@
  * backward pass recomputes h silu(g), as it does an MLP's activation. */
 #include "model/unit.h"
 
+#include "device/ops/linear.h"
+#include "device/ops/memory.h"
+#include "device/ops/recurrence.h"
+
 /* ---- rows ---- */
 
 enum { GRU_TAPS, GRU_GATE, GRU_Z, GRU_VALUE, GRU_OUT, GRU_MATRICES };
@@ -238,7 +242,7 @@ float *carried_of(const LayerPass *w) {
 void begin_sequence(const LayerPass *w, int64_t elements) {
     const Pass *p = w->pass;
     if (p->cache && p->cache->start == 0)
-        OP(p->device, OP_ZERO, zero, carried_of(w), (size_t)elements * sizeof(float));
+        OP(p->device, zero, carried_of(w), (size_t)elements * sizeof(float));
 }
 
 const int32_t *documents_of(const LayerPass *w) { return w->pass->cache ? NULL : w->pass->batch.first_key; }
@@ -261,8 +265,8 @@ static void in_backward(const LayerPass *w, Grads grads) {
 static void copy_run(const LayerPass *w, void *to, int64_t to_runs, const void *from, int64_t from_runs) {
     const Model *m = w->pass->model;
     size_t bytes = (size_t)width_of(w) * dtype_bytes(m->compute);
-    OP(w->pass->device, OP_COPY_ROWS, copy_rows, m->tokens, bytes, to, (size_t)to_runs * bytes, from,
-       (size_t)from_runs * bytes);
+    OP(w->pass->device, copy_rows, .rows = m->tokens, .bytes = bytes, .to = to,
+       .to_stride = (size_t)to_runs * bytes, .from = from, .from_stride = (size_t)from_runs * bytes);
 }
 
 static void conv_forward(const LayerPass *w) {
@@ -271,9 +275,10 @@ static void conv_forward(const LayerPass *w) {
     const Param *taps = taps_of(w);
     float *carries = carried_of(w);
     if (taps)
-        OP(p->device, OP_CONV_FORWARD, conv_forward, conv_of(w), run_of(w, RAW, 1),
-           weights_vector(p->weights, taps), documents_of(w), carries ? carries + width_of(w) : NULL,
-           w->tensors[CONVOLVED], p->model->compute);
+        OP(p->device, conv_forward, .s = conv_of(w), .x = run_of(w, RAW, 1),
+           .w = weights_vector(p->weights, taps), .first_key = documents_of(w),
+           .tail = carries ? carries + width_of(w) : NULL, .y = w->tensors[CONVOLVED],
+           .c = p->model->compute);
     else if (k->gates)
         copy_run(w, w->tensors[CONVOLVED], 1, run_of(w, RAW, 1), k->raw);
 }
@@ -284,9 +289,10 @@ static void conv_backward(const LayerPass *w, Grads grads) {
     const Param *taps = taps_of(w);
     if (!(grads & DGRAD)) return;
     if (taps)
-        OP(p->device, OP_CONV_BACKWARD, conv_backward, conv_of(w), run_of(w, RAW, 1),
-           weights_vector(p->weights, taps), p->batch.first_key, w->tensors[DCONVOLVED], run_of(w, DRAW, 1),
-           gradient_of(&p->gradients, taps), p->model->compute);
+        OP(p->device, conv_backward, .s = conv_of(w), .x = run_of(w, RAW, 1),
+           .w = weights_vector(p->weights, taps), .first_key = p->batch.first_key,
+           .dy = w->tensors[DCONVOLVED], .dx = run_of(w, DRAW, 1), .dw = gradient_of(&p->gradients, taps),
+           .c = p->model->compute);
     else if (k->gates)
         copy_run(w, run_of(w, DRAW, 1), k->raw, w->tensors[DCONVOLVED], 1);
 }
@@ -301,7 +307,7 @@ static void gates_backward(const LayerPass *w, Grads grads) {
     void *const *t = w->tensors;
     if (grads & DGRAD) {
         product_input(w, &hawk_gates, t[DGATES], t[DCONVOLVED]);
-        OP(p->device, OP_ADD, add, p->model->tokens * width_of(w), t[DCONVOLVED], t[DVALUES], t[DCONVOLVED],
+        OP(p->device, add, p->model->tokens * width_of(w), t[DCONVOLVED], t[DVALUES], t[DCONVOLVED],
            p->model->compute);
     }
     if (grads & WGRAD) product_weight(w, &hawk_gates, t[DGATES], t[CONVOLVED]);
@@ -310,8 +316,8 @@ static void gates_backward(const LayerPass *w, Grads grads) {
 static void scan_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     Operands o = read_by_scan(w);
-    OP(p->device, OP_SCAN_FORWARD, scan_forward, o.shape, inputs_of(w, &o), documents_of(w), carried_of(w),
-       w->tensors[STATES], p->model->compute);
+    OP(p->device, scan_forward, .s = o.shape, .in = inputs_of(w, &o), .first_key = documents_of(w),
+       .state = carried_of(w), .h = w->tensors[STATES], .c = p->model->compute);
 }
 
 static void scan_backward(const LayerPass *w, Grads grads) {
@@ -321,15 +327,15 @@ static void scan_backward(const LayerPass *w, Grads grads) {
     ScanGradients gradients = {to.gates, to.values, to.gate,
                                lambda ? gradient_of(&p->gradients, lambda) : NULL};
     if (grads & DGRAD)
-        OP(p->device, OP_SCAN_BACKWARD, scan_backward, o.shape, inputs_of(w, &o), p->batch.first_key,
-           w->tensors[STATES], w->tensors[DOUT], gradients, p->model->compute);
+        OP(p->device, scan_backward, .s = o.shape, .in = inputs_of(w, &o), .first_key = p->batch.first_key,
+           .h = w->tensors[STATES], .dout = w->tensors[DOUT], .out = gradients, .c = p->model->compute);
 }
 
 static void gate_output(const LayerPass *w) {
     const Pass *p = w->pass;
     Operands o = read_by_scan(w);
-    OP(p->device, OP_SCAN_GATE, scan_gate, o.shape, o.gate, w->tensors[STATES], w->tensors[OUT],
-       p->model->compute);
+    OP(p->device, scan_gate, .s = o.shape, .gate = o.gate, .h = w->tensors[STATES], .out = w->tensors[OUT],
+       .c = p->model->compute);
 }
 
 static void out_forward(const LayerPass *w) {

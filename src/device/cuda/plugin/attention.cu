@@ -387,22 +387,21 @@ void check_rows(Device *d, Attention a, const void *q, const void *kv, const voi
     if (bits % 16 != 0) cuda_fatal(d, "attention: rows that do not begin at multiples of 16 bytes: a bug");
 }
 
-void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
-                       const int32_t *first_key, void *out, float *lse, Dtype c) {
-    if (s.tokens == 0) return;
-    Attention a = attention_of(d, s, r);
-    first_key = firsts_of(d, OP_ATTENTION_FORWARD, s, r, first_key, 0);
-    Grid grid(blocks_of(s.tokens, TILE), s.heads);
-    if (attention_takes_mma(s, c)) {
-        check_rows(d, a, q, kv, out);
-        auto run = attention_takes_wgmma(d, s, c) ? attention_wgmma_forward : attention_mma_forward;
-        run(d, a, (const Bf16 *)q, (const Bf16 *)kv, first_key, (Bf16 *)out, lse);
+void attention_forward(Device *d, const AttentionForwardArgs *o) {
+    if (o->s.tokens == 0) return;
+    Attention a = attention_of(d, o->s, o->r);
+    const int32_t *first_key = firsts_of(d, OP_ATTENTION_FORWARD, o->s, o->r, o->first_key, 0);
+    Grid grid(blocks_of(o->s.tokens, TILE), o->s.heads);
+    if (attention_takes_mma(o->s, o->c)) {
+        check_rows(d, a, o->q, o->kv, o->out);
+        auto run = attention_takes_wgmma(d, o->s, o->c) ? attention_wgmma_forward : attention_mma_forward;
+        run(d, a, (const Bf16 *)o->q, (const Bf16 *)o->kv, first_key, (Bf16 *)o->out, o->lse);
         return;
     }
-    BY_DTYPE(c, T,
-             BY_WIDTH(s.head_dim, auto kernel = attention_forward_kernel<T, COLUMNS>;
-                      LAUNCH_TILES(d, OP_ATTENTION_FORWARD, kernel, grid, BLOCK, tile_bytes(s, 3, 1), a,
-                                   (const T *)q, (const T *)kv, first_key, (T *)out, lse)));
+    BY_DTYPE(o->c, T,
+             BY_WIDTH(o->s.head_dim, auto kernel = attention_forward_kernel<T, COLUMNS>;
+                      LAUNCH_TILES(d, OP_ATTENTION_FORWARD, kernel, grid, BLOCK, tile_bytes(o->s, 3, 1), a,
+                                   (const T *)o->q, (const T *)o->kv, first_key, (T *)o->out, o->lse)));
 }
 
 size_t delta_bytes(AttentionShape s) { return (size_t)(s.tokens * s.heads) * sizeof(float); }
@@ -417,55 +416,51 @@ template <typename T> float *make_delta(Device *d, Attention a, const T *out, co
 }
 
 template <typename T, int COLUMNS>
-void run_backward(Device *d, Attention a, const T *q, const T *kv, const int32_t *first_key, const T *out,
-                  const float *lse, const T *dout, T *dq, void *dkv) {
+void run_backward(Device *d, const AttentionBackwardArgs *o, Attention a, const int32_t *first_key) {
+    const T *q = (const T *)o->q, *kv = (const T *)o->kv, *out = (const T *)o->out,
+            *dout = (const T *)o->dout;
+    T *dq = (T *)o->dq;
     const float *delta = make_delta(d, a, out, dout);
     size_t bytes = tile_bytes(a.s, 4, 2);
     Grid queries(blocks_of(a.s.tokens, TILE), a.s.heads), keys(blocks_of(a.r.keys, TILE), a.s.kv_heads);
     auto of_queries = query_gradient_kernel<T, COLUMNS>;
     auto of_keys = key_gradient_kernel<T, COLUMNS>;
-    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_queries, queries, BLOCK, bytes, a, q, kv, first_key, lse, delta,
-                 dout, dq);
-    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_keys, keys, BLOCK, bytes, a, q, kv, first_key, lse, delta, dout,
-                 dkv);
+    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_queries, queries, BLOCK, bytes, a, q, kv, first_key, o->lse,
+                 delta, dout, dq);
+    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_keys, keys, BLOCK, bytes, a, q, kv, first_key, o->lse, delta,
+                 dout, o->dkv);
 }
 
-void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
-                        const int32_t *first_key, const void *out, const float *lse, const void *dout,
-                        void *dq, void *dkv, Dtype c) {
-    if (s.tokens == 0) return;
-    Attention a = attention_of(d, s, r);
-    first_key = firsts_of(d, OP_ATTENTION_BACKWARD, s, r, first_key, delta_bytes(s));
-    if (attention_takes_mma(s, c)) {
-        const float *delta = make_delta(d, a, (const Bf16 *)out, (const Bf16 *)dout);
-        check_rows(d, a, q, kv, dout);
-        check_rows(d, a, dq, dkv, dout);
-        auto run = attention_takes_wgmma(d, s, c) ? attention_wgmma_backward : attention_mma_backward;
-        run(d, a, (const Bf16 *)q, (const Bf16 *)kv, first_key,
-            {lse, delta, (const Bf16 *)dout, (Bf16 *)dq, dkv});
+void attention_backward(Device *d, const AttentionBackwardArgs *o) {
+    if (o->s.tokens == 0) return;
+    Attention a = attention_of(d, o->s, o->r);
+    const int32_t *first_key =
+        firsts_of(d, OP_ATTENTION_BACKWARD, o->s, o->r, o->first_key, delta_bytes(o->s));
+    if (attention_takes_mma(o->s, o->c)) {
+        const float *delta = make_delta(d, a, (const Bf16 *)o->out, (const Bf16 *)o->dout);
+        check_rows(d, a, o->q, o->kv, o->dout);
+        check_rows(d, a, o->dq, o->dkv, o->dout);
+        auto run = attention_takes_wgmma(d, o->s, o->c) ? attention_wgmma_backward : attention_mma_backward;
+        run(d, a, (const Bf16 *)o->q, (const Bf16 *)o->kv, first_key,
+            {o->lse, delta, (const Bf16 *)o->dout, (Bf16 *)o->dq, o->dkv});
         return;
     }
-    BY_DTYPE(
-        c, T,
-        BY_WIDTH(s.head_dim, run_backward<T, COLUMNS>(d, a, (const T *)q, (const T *)kv, first_key,
-                                                      (const T *)out, lse, (const T *)dout, (T *)dq, dkv)));
+    BY_DTYPE(o->c, T, BY_WIDTH(o->s.head_dim, run_backward<T, COLUMNS>(d, o, a, first_key)));
 }
 
-void sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse, const void *dout,
-                    float *dsinks, Dtype c) {
-    BY_DTYPE(c, T,
-             LAUNCH(d, OP_SINKS_BACKWARD, sinks_backward_kernel<T>, s.heads, BLOCK, 0, s, (const T *)out, lse,
-                    (const T *)dout, dsinks));
+void sinks_backward(Device *d, const SinksBackwardArgs *o) {
+    BY_DTYPE(o->c, T,
+             LAUNCH(d, OP_SINKS_BACKWARD, sinks_backward_kernel<T>, o->s.heads, BLOCK, 0, o->s,
+                    (const T *)o->out, o->lse, (const T *)o->dout, o->dsinks));
 }
 
-void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
-                      const void *v_cache, void *out, Dtype c) {
-    if (s.tokens == 0) return;
-    Attention a = attention_of(d, s, attention_whole(s));
-    Grid grid(s.tokens, s.heads);
-    BY_DTYPE(c, T,
-             LAUNCH(d, OP_ATTENTION_DECODE, attention_decode_kernel<T>, grid, BLOCK, 0, a, start,
-                    (const T *)qkv, (const T *)k_cache, (const T *)v_cache, (T *)out));
+void attention_decode(Device *d, const AttentionDecodeArgs *o) {
+    if (o->s.tokens == 0) return;
+    Attention a = attention_of(d, o->s, attention_whole(o->s));
+    Grid grid(o->s.tokens, o->s.heads);
+    BY_DTYPE(o->c, T,
+             LAUNCH(d, OP_ATTENTION_DECODE, attention_decode_kernel<T>, grid, BLOCK, 0, a, o->start,
+                    (const T *)o->qkv, (const T *)o->k_cache, (const T *)o->v_cache, (T *)o->out));
 }
 
 } // namespace

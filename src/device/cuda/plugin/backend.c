@@ -309,19 +309,20 @@ static void host_give(Device *d, void *host) {
 
 /* ---- transfers ---- */
 
-static void zero(Device *d, void *p, size_t bytes) {
-    if (bytes) called(d, OP_ZERO, cudaMemsetAsync(p, 0, bytes, cuda_stream(d)));
+static void zero(Device *d, const ZeroArgs *o) {
+    if (o->bytes) called(d, OP_ZERO, cudaMemsetAsync(o->p, 0, o->bytes, cuda_stream(d)));
 }
 
-static void copy(Device *d, void *to, const void *from, size_t bytes) {
-    if (bytes) called(d, OP_COPY, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream(d)));
+static void copy(Device *d, const CopyArgs *o) {
+    if (o->bytes)
+        called(d, OP_COPY,
+               cudaMemcpyAsync(o->to, o->from, o->bytes, cudaMemcpyDeviceToDevice, cuda_stream(d)));
 }
 
-static void copy_rows(Device *d, int64_t rows, size_t bytes, void *to, size_t to_stride, const void *from,
-                      size_t from_stride) {
-    if (bytes && rows)
+static void copy_rows(Device *d, const CopyRowsArgs *o) {
+    if (o->bytes && o->rows)
         called(d, OP_COPY_ROWS,
-               cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows,
+               cudaMemcpy2DAsync(o->to, o->to_stride, o->from, o->from_stride, o->bytes, (size_t)o->rows,
                                  cudaMemcpyDeviceToDevice, cuda_stream(d)));
 }
 
@@ -339,54 +340,54 @@ static char *room_in(Device *d, Pinned *s, cudaStream_t stream, size_t *bytes) {
     return at;
 }
 
-static void upload(Device *d, void *tensor, const void *host, size_t bytes) {
+static void upload(Device *d, const UploadArgs *o) {
     Backend *b = backend_of(d);
     DeviceStream s = b->host->stream();
     pthread_mutex_lock(&b->mutex);
-    for (size_t done = 0, part; done < bytes; done += part) {
-        part = bytes - done;
+    for (size_t done = 0, part; done < o->bytes; done += part) {
+        part = o->bytes - done;
         char *at = room_in(d, &b->pinned[s], b->streams[s], &part);
-        memcpy(at, (const char *)host + done, part);
+        memcpy(at, (const char *)o->host + done, part);
         called(d, OP_UPLOAD,
-               cudaMemcpyAsync((char *)tensor + done, at, part, cudaMemcpyHostToDevice, b->streams[s]));
+               cudaMemcpyAsync((char *)o->tensor + done, at, part, cudaMemcpyHostToDevice, b->streams[s]));
     }
     pthread_mutex_unlock(&b->mutex);
 }
 
 /* Asynchronous only if `host` is pinned; otherwise the driver waits here. */
-static void download(Device *d, void *host, const void *tensor, size_t bytes) {
-    if (bytes)
-        called(d, OP_DOWNLOAD, cudaMemcpyAsync(host, tensor, bytes, cudaMemcpyDeviceToHost, cuda_stream(d)));
+static void download(Device *d, const DownloadArgs *o) {
+    if (o->bytes)
+        called(d, OP_DOWNLOAD,
+               cudaMemcpyAsync(o->host, o->tensor, o->bytes, cudaMemcpyDeviceToHost, cuda_stream(d)));
 }
 
 /* ---- products ---- */
 
-static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
-                 const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-                 KSplit splits) {
+static void gemm(Device *d, const GemmArgs *o) {
     if (d->profiling)
         d->profile[OP_GEMM].flops +=
-            2.0 * (double)m * (double)n * (double)(splits.runs ? split_length(splits) : k);
-    if (m == 0 || n == 0) return;
-    if (splits.runs) {
-        split_k_gemm(d, trans_a, trans_b, m, n, k, a, b, ab_type, c, c_type, ldc, accumulate, splits);
+            2.0 * (double)o->m * (double)o->n * (double)(o->splits.runs ? split_length(o->splits) : o->k);
+    if (o->m == 0 || o->n == 0) return;
+    if (o->splits.runs) {
+        split_k_gemm(d, o);
         return;
     }
-    ProductShape p = {.trans_a = trans_a,
-                      .trans_b = trans_b,
-                      .m = m,
-                      .n = n,
-                      .k = k,
-                      .ldc = ldc,
-                      .ab_type = ab_type,
-                      .c_type = c_type};
+    ProductShape p = {.trans_a = o->trans_a,
+                      .trans_b = o->trans_b,
+                      .m = o->m,
+                      .n = o->n,
+                      .k = o->k,
+                      .ldc = o->ldc,
+                      .ab_type = o->ab_type,
+                      .c_type = o->c_type};
     char problem[200] = "";
     void *workspace = cuda_scratch(d, cuda_products_workspace());
-    if (!products_run(backend_of(d)->products, &p, a, b, c, accumulate, workspace, cuda_stream(d), problem,
-                      sizeof problem))
-        cuda_fatal(d, "gemm %lld x %lld x %lld, %s to %s%s%s: %s", (long long)m, (long long)n, (long long)k,
-                   ab_type == DTYPE_F32 ? "fp32" : "bf16", c_type == DTYPE_F32 ? "fp32" : "bf16",
-                   trans_a ? ", A transposed" : "", trans_b ? ", B transposed" : "", problem);
+    if (!products_run(backend_of(d)->products, &p, o->a, o->b, o->c, o->accumulate, workspace, cuda_stream(d),
+                      problem, sizeof problem))
+        cuda_fatal(d, "gemm %lld x %lld x %lld, %s to %s%s%s: %s", (long long)o->m, (long long)o->n,
+                   (long long)o->k, o->ab_type == DTYPE_F32 ? "fp32" : "bf16",
+                   o->c_type == DTYPE_F32 ? "fp32" : "bf16", o->trans_a ? ", A transposed" : "",
+                   o->trans_b ? ", B transposed" : "", problem);
     cuda_launched(d, OP_GEMM);
 }
 
@@ -494,8 +495,7 @@ static void fill_ops(Ops *ops) {
                  .copy = copy,
                  .copy_rows = copy_rows,
                  .upload = upload,
-                 .download = download,
-                 .scratch_bytes = scratch_bytes};
+                 .download = download};
     elements_fill(ops);
     norms_fill(ops);
     embedding_fill(ops);
@@ -555,8 +555,9 @@ static ErrorCode open_backend(Device *d, int ordinal, const CudaHost *host, Erro
                                  .end_time = end_time,
                                  .stamp = stamp,
                                  .read_times = read_times,
+                                 .scratch_bytes = scratch_bytes,
                                  .close = close_backend};
-    fill_ops(&d->ops);
+    fill_ops(d->ops);
     ErrorCode code = start(d, b, ordinal, err);
     if (code != OK) close_backend(d);
     return code;

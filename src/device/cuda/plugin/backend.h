@@ -9,7 +9,7 @@
 #include <cuda_runtime_api.h>
 
 #include "device/cuda/plugin.h"
-#include "device/device.h"
+#include "device/ops/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -70,9 +70,7 @@ void gradients_fill(Ops *ops);
 int attention_widest(size_t shared);
 
 /* split_k.cu: products with splits, to which gemm delegates. */
-void split_k_gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
-                  const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-                  KSplit splits);
+void split_k_gemm(Device *d, const GemmArgs *o);
 
 #ifdef __cplusplus
 }

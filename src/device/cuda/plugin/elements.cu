@@ -69,7 +69,7 @@ template <typename T> __global__ void bias_kernel(int64_t rows, int64_t width, T
 
 constexpr float SQRT_2_PI = 0.797884560802865f, GELU_CUBE = 0.044715f;
 
-/* The value and the derivative at z; device.h has the formulas. */
+/* The value and the derivative at z; shapes.h has the formulas. */
 INLINE void activation(Activation f, float z, float *value, float *slope) {
     if (f == ACT_SILU) {
         float sigmoid = 1 / (1 + expf(-z));
@@ -361,117 +361,113 @@ __global__ void latent_backward_kernel(LatentShape s, const T *dqkv, const int32
 
 /* ---- slots ---- */
 
-void add(Device *d, int64_t n, const void *a, const void *b, void *out, Dtype c) {
-    if (n == 0) return;
-    BY_DTYPE(c, T,
-             LAUNCH(d, OP_ADD, add_kernel<T>, blocks_of_packs<AT_ONCE<T>>(n), BLOCK, 0, n, (const T *)a,
-                    (const T *)b, (T *)out));
+void add(Device *d, const AddArgs *o) {
+    if (o->n == 0) return;
+    BY_DTYPE(o->c, T,
+             LAUNCH(d, OP_ADD, add_kernel<T>, blocks_of_packs<AT_ONCE<T>>(o->n), BLOCK, 0, o->n,
+                    (const T *)o->a, (const T *)o->b, (T *)o->out));
 }
 
-void cast(Device *d, int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type) {
-    if (n == 0) return;
-    BY_DTYPE(in_type, From,
-             BY_DTYPE(out_type, To, auto kernel = cast_kernel<From, To>; constexpr int N = AT_ONCE<From, To>;
-                      LAUNCH(d, OP_CAST, kernel, blocks_of_packs<N>(n), BLOCK, 0, n, (const From *)in,
-                             (To *)out)));
+void cast(Device *d, const CastArgs *o) {
+    if (o->n == 0) return;
+    BY_DTYPE(o->in_type, From,
+             BY_DTYPE(o->out_type, To, auto kernel = cast_kernel<From, To>;
+                      constexpr int N = AT_ONCE<From, To>;
+                      LAUNCH(d, OP_CAST, kernel, blocks_of_packs<N>(o->n), BLOCK, 0, o->n,
+                             (const From *)o->in, (To *)o->out)));
 }
 
-void fill(Device *d, int64_t n, float value, float *out) {
+void fill(Device *d, const FillArgs *o) {
     constexpr int N = AT_ONCE<float>;
-    if (n > 0) LAUNCH(d, OP_FILL, fill_kernel, blocks_of_packs<N>(n), BLOCK, 0, n, value, out);
+    if (o->n > 0) LAUNCH(d, OP_FILL, fill_kernel, blocks_of_packs<N>(o->n), BLOCK, 0, o->n, o->value, o->out);
 }
 
-void scale(Device *d, int64_t rows, int64_t n, float factor, const void *in, int64_t ldi, void *out,
-           Dtype c) {
-    if (rows * n == 0) return;
-    BY_DTYPE(c, T,
-             LAUNCH(d, OP_SCALE, scale_kernel<T>, blocks_of_packs<AT_ONCE<T>>(rows, n), BLOCK, 0, rows, n,
-                    factor, (const T *)in, ldi, (T *)out));
+void scale(Device *d, const ScaleArgs *o) {
+    if (o->rows * o->n == 0) return;
+    BY_DTYPE(o->c, T,
+             LAUNCH(d, OP_SCALE, scale_kernel<T>, blocks_of_packs<AT_ONCE<T>>(o->rows, o->n), BLOCK, 0,
+                    o->rows, o->n, o->factor, (const T *)o->in, o->ldi, (T *)o->out));
 }
 
-void softcap(Device *d, int64_t n, float cap, void *x, Dtype c) {
+void softcap(Device *d, const SoftcapArgs *o) {
+    if (o->n == 0) return;
+    BY_DTYPE(o->c, T,
+             LAUNCH(d, OP_SOFTCAP, softcap_kernel<T>, blocks_of_packs<AT_ONCE<T>>(o->n), BLOCK, 0, o->n,
+                    o->cap, (T *)o->x));
+}
+
+void bias_forward(Device *d, const BiasForwardArgs *o) {
+    if (o->tokens * o->n == 0) return;
+    BY_DTYPE(o->c, T,
+             LAUNCH(d, OP_BIAS_FORWARD, bias_kernel<T>, blocks_of_packs<AT_ONCE<T>>(o->tokens, o->n), BLOCK,
+                    0, o->tokens, o->n, (T *)o->y, o->bias));
+}
+
+void activation_forward(Device *d, const ActivationForwardArgs *o) {
+    int64_t n = o->tokens * o->inter;
     if (n == 0) return;
-    BY_DTYPE(
-        c, T,
-        LAUNCH(d, OP_SOFTCAP, softcap_kernel<T>, blocks_of_packs<AT_ONCE<T>>(n), BLOCK, 0, n, cap, (T *)x));
-}
-
-void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const float *bias, Dtype c) {
-    if (tokens * n == 0) return;
-    BY_DTYPE(c, T,
-             LAUNCH(d, OP_BIAS_FORWARD, bias_kernel<T>, blocks_of_packs<AT_ONCE<T>>(tokens, n), BLOCK, 0,
-                    tokens, n, (T *)y, bias));
-}
-
-void activation_forward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter, const void *x,
-                        void *act, Dtype c) {
-    int64_t n = tokens * inter;
-    if (n == 0) return;
-    if (f == ACT_CLAMPED)
-        BY_DTYPE(c, T,
+    if (o->f == ACT_CLAMPED)
+        BY_DTYPE(o->c, T,
                  LAUNCH(d, OP_ACTIVATION_FORWARD, clamped_forward_kernel<T>, blocks_of_packs<AT_ONCE<T>>(n),
-                        BLOCK, 0, n, (const T *)x, (T *)act));
+                        BLOCK, 0, n, (const T *)o->x, (T *)o->act));
     else
-        BY_DTYPE(c, T, auto kernel = activation_forward_kernel<T>;
-                 LAUNCH(d, OP_ACTIVATION_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(tokens, inter), BLOCK,
-                        0, f, gated, tokens, inter, (const T *)x, (T *)act));
+        BY_DTYPE(o->c, T, auto kernel = activation_forward_kernel<T>;
+                 LAUNCH(d, OP_ACTIVATION_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(o->tokens, o->inter),
+                        BLOCK, 0, o->f, o->gated, o->tokens, o->inter, (const T *)o->x, (T *)o->act));
 }
 
-void activation_backward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter, const void *x,
-                         const void *dact, void *dx, void *act, Dtype c) {
-    int64_t n = tokens * inter;
+void activation_backward(Device *d, const ActivationBackwardArgs *o) {
+    int64_t n = o->tokens * o->inter;
     if (n == 0) return;
-    if (f == ACT_CLAMPED)
-        BY_DTYPE(c, T,
+    if (o->f == ACT_CLAMPED)
+        BY_DTYPE(o->c, T,
                  LAUNCH(d, OP_ACTIVATION_BACKWARD, clamped_backward_kernel<T>, blocks_of_packs<AT_ONCE<T>>(n),
-                        BLOCK, 0, n, (const T *)x, (const T *)dact, (T *)dx, (T *)act));
+                        BLOCK, 0, n, (const T *)o->x, (const T *)o->dact, (T *)o->dx, (T *)o->act));
     else
-        BY_DTYPE(c, T, auto kernel = activation_backward_kernel<T>;
-                 LAUNCH(d, OP_ACTIVATION_BACKWARD, kernel, blocks_of_packs<AT_ONCE<T>>(tokens, inter), BLOCK,
-                        0, f, gated, tokens, inter, (const T *)x, (const T *)dact, (T *)dx, (T *)act));
+        BY_DTYPE(o->c, T, auto kernel = activation_backward_kernel<T>;
+                 LAUNCH(d, OP_ACTIVATION_BACKWARD, kernel, blocks_of_packs<AT_ONCE<T>>(o->tokens, o->inter),
+                        BLOCK, 0, o->f, o->gated, o->tokens, o->inter, (const T *)o->x, (const T *)o->dact,
+                        (T *)o->dx, (T *)o->act));
 }
 
-void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
-          bool inverse, Dtype c) {
-    int half = (s.rotary > 0 ? s.rotary : s.head_dim) / 2;
-    int64_t heads = s.tokens * (s.heads + s.kv_heads);
+void rope(Device *d, const RopeArgs *o) {
+    int half = (o->s.rotary > 0 ? o->s.rotary : o->s.head_dim) / 2;
+    int64_t heads = o->s.tokens * (o->s.heads + o->s.kv_heads);
     if (heads * half == 0) return;
-    if (s.neighbours) {
-        BY_DTYPE(c, T, auto kernel = rope_neighbours_kernel<T>;
-                 LAUNCH(d, OP_ROPE, kernel, blocks_of_packs<AT_ONCE<T>>(heads, 2 * half), BLOCK, 0, s,
-                        2 * half, (T *)qkv, positions, cos_sin, inverse));
+    if (o->s.neighbours) {
+        BY_DTYPE(o->c, T, auto kernel = rope_neighbours_kernel<T>;
+                 LAUNCH(d, OP_ROPE, kernel, blocks_of_packs<AT_ONCE<T>>(heads, 2 * half), BLOCK, 0, o->s,
+                        2 * half, (T *)o->qkv, o->positions, o->cos_sin, o->inverse));
         return;
     }
-    BY_DTYPE(c, T,
-             LAUNCH(d, OP_ROPE, rope_kernel<T>, blocks_of_packs<AT_ONCE<T>>(heads, half), BLOCK, 0, s, half,
-                    (T *)qkv, positions, cos_sin, inverse));
+    BY_DTYPE(o->c, T,
+             LAUNCH(d, OP_ROPE, rope_kernel<T>, blocks_of_packs<AT_ONCE<T>>(heads, half), BLOCK, 0, o->s,
+                    half, (T *)o->qkv, o->positions, o->cos_sin, o->inverse));
 }
 
-void queries_scale(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *factors,
-                   Dtype c) {
-    int64_t n = (int64_t)s.heads * s.head_dim;
-    if (s.tokens * n == 0) return;
-    BY_DTYPE(c, T, auto kernel = queries_scale_kernel<T>;
-             LAUNCH(d, OP_QUERIES_SCALE, kernel, blocks_of_packs<AT_ONCE<T>>(s.tokens, n), BLOCK, 0, s,
-                    (T *)qkv, positions, factors));
+void queries_scale(Device *d, const QueriesScaleArgs *o) {
+    int64_t n = (int64_t)o->s.heads * o->s.head_dim;
+    if (o->s.tokens * n == 0) return;
+    BY_DTYPE(o->c, T, auto kernel = queries_scale_kernel<T>;
+             LAUNCH(d, OP_QUERIES_SCALE, kernel, blocks_of_packs<AT_ONCE<T>>(o->s.tokens, n), BLOCK, 0, o->s,
+                    (T *)o->qkv, o->positions, o->factors));
 }
 
-void latent_forward(Device *d, LatentShape s, const void *q, const void *own, const void *key,
-                    const int32_t *positions, const float *cos_sin, void *qkv, Dtype c) {
-    int64_t heads = s.tokens * 3 * s.heads, dim = latent_head(s);
+void latent_forward(Device *d, const LatentForwardArgs *o) {
+    int64_t heads = o->s.tokens * 3 * o->s.heads, dim = latent_head(o->s);
     if (heads == 0) return;
-    BY_DTYPE(c, T, auto kernel = latent_forward_kernel<T>;
-             LAUNCH(d, OP_LATENT_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(heads, dim), BLOCK, 0, s,
-                    (const T *)q, (const T *)own, (const T *)key, positions, cos_sin, (T *)qkv));
+    BY_DTYPE(o->c, T, auto kernel = latent_forward_kernel<T>;
+             LAUNCH(d, OP_LATENT_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(heads, dim), BLOCK, 0, o->s,
+                    (const T *)o->q, (const T *)o->own, (const T *)o->key, o->positions, o->cos_sin,
+                    (T *)o->qkv));
 }
 
-void latent_backward(Device *d, LatentShape s, const void *dqkv, const int32_t *positions,
-                     const float *cos_sin, void *dq, void *down, void *dkey, Dtype c) {
-    if (s.tokens * s.heads == 0) return;
-    BY_DTYPE(c, T, auto kernel = latent_backward_kernel<T>;
-             int64_t threads = s.tokens * latent_parts<AT_ONCE<T>>(s).all;
-             LAUNCH(d, OP_LATENT_BACKWARD, kernel, blocks_of(threads, BLOCK), BLOCK, 0, s, (const T *)dqkv,
-                    positions, cos_sin, (T *)dq, (T *)down, dkey));
+void latent_backward(Device *d, const LatentBackwardArgs *o) {
+    if (o->s.tokens * o->s.heads == 0) return;
+    BY_DTYPE(o->c, T, auto kernel = latent_backward_kernel<T>;
+             int64_t threads = o->s.tokens * latent_parts<AT_ONCE<T>>(o->s).all;
+             LAUNCH(d, OP_LATENT_BACKWARD, kernel, blocks_of(threads, BLOCK), BLOCK, 0, o->s,
+                    (const T *)o->dqkv, o->positions, o->cos_sin, (T *)o->dq, (T *)o->down, o->dkey));
 }
 
 } // namespace

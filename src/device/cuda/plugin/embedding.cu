@@ -122,20 +122,18 @@ __global__ void embed_backward_kernel(int64_t tokens, int64_t hidden, const int3
     store_pack(row, column, hidden, sum);
 }
 
-void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
-                   EmbedRows rows, float scale, bool add, void *out, Dtype c) {
-    if (tokens * hidden == 0) return;
-    BY_DTYPE(c, T, auto kernel = embed_forward_kernel<T>;
-             LAUNCH(d, OP_EMBED_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(tokens, hidden), BLOCK, 0,
-                    tokens, hidden, ids, (const T *)table, rows, scale, add, (T *)out));
+void embed_forward(Device *d, const EmbedForwardArgs *o) {
+    if (o->tokens * o->hidden == 0) return;
+    BY_DTYPE(o->c, T, auto kernel = embed_forward_kernel<T>; LAUNCH(
+                 d, OP_EMBED_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(o->tokens, o->hidden), BLOCK, 0,
+                 o->tokens, o->hidden, o->ids, (const T *)o->table, o->rows, o->scale, o->add, (T *)o->out));
 }
 
-void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
-                    EmbedRows rows, float scale, float *dtable, Dtype c) {
-    if (tokens * hidden == 0) return;
-    BY_DTYPE(c, T, Grid grid(tokens, blocks_of(hidden, BLOCK * AT_ONCE<T>));
-             LAUNCH(d, OP_EMBED_BACKWARD, embed_backward_kernel<T>, grid, BLOCK, 0, tokens, hidden, ids,
-                    (const T *)dout, rows, scale, dtable));
+void embed_backward(Device *d, const EmbedBackwardArgs *o) {
+    if (o->tokens * o->hidden == 0) return;
+    BY_DTYPE(o->c, T, Grid grid(o->tokens, blocks_of(o->hidden, BLOCK * AT_ONCE<T>));
+             LAUNCH(d, OP_EMBED_BACKWARD, embed_backward_kernel<T>, grid, BLOCK, 0, o->tokens, o->hidden,
+                    o->ids, (const T *)o->dout, o->rows, o->scale, o->dtable));
 }
 
 } // namespace

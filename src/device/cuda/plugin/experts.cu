@@ -178,16 +178,16 @@ __global__ void __launch_bounds__(BLOCK) order_rows_kernel(int64_t assignments, 
     }
 }
 
-void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
-    int64_t assignments = s.tokens * s.chosen;
-    if (s.experts > EXPERTS_MAX)
-        cuda_fatal(d, "route: %d experts; at most %d are done", s.experts, EXPERTS_MAX);
-    size_t room = (size_t)s.chosen * sizeof(int32_t) + (size_t)s.experts +
-                  (s.groups > 1 ? (size_t)s.groups * sizeof(float) : 0);
-    if (s.tokens > 0) LAUNCH(d, OP_ROUTE, route_kernel, s.tokens, BLOCK, room, s, r);
-    LAUNCH(d, OP_ROUTE, count_assignments_kernel, s.experts, BLOCK, 0, assignments, r);
-    LAUNCH(d, OP_ROUTE, first_rows_kernel, 1, 1, 0, s.experts, r, counts);
-    LAUNCH(d, OP_ROUTE, order_rows_kernel, s.experts, BLOCK, 0, assignments, s.chosen, r);
+void route(Device *d, const RouteArgs *o) {
+    int64_t assignments = o->s.tokens * o->s.chosen;
+    if (o->s.experts > EXPERTS_MAX)
+        cuda_fatal(d, "route: %d experts; at most %d are done", o->s.experts, EXPERTS_MAX);
+    size_t room = (size_t)o->s.chosen * sizeof(int32_t) + (size_t)o->s.experts +
+                  (o->s.groups > 1 ? (size_t)o->s.groups * sizeof(float) : 0);
+    if (o->s.tokens > 0) LAUNCH(d, OP_ROUTE, route_kernel, o->s.tokens, BLOCK, room, o->s, o->r);
+    LAUNCH(d, OP_ROUTE, count_assignments_kernel, o->s.experts, BLOCK, 0, assignments, o->r);
+    LAUNCH(d, OP_ROUTE, first_rows_kernel, 1, 1, 0, o->s.experts, o->r, o->counts);
+    LAUNCH(d, OP_ROUTE, order_rows_kernel, o->s.experts, BLOCK, 0, assignments, o->s.chosen, o->r);
 }
 
 /* ---- backward ---- */
@@ -202,10 +202,11 @@ __global__ void route_count_kernel(RouteShape s, const int32_t *chosen, int64_t 
     atomicAdd((unsigned long long *)&counts[sequence * s.experts + chosen[i]], 1ull);
 }
 
-void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts) {
-    int64_t assignments = s.tokens * s.chosen;
+void route_count(Device *d, const RouteCountArgs *o) {
+    int64_t assignments = o->s.tokens * o->s.chosen;
     if (assignments == 0) return;
-    LAUNCH(d, OP_ROUTE_COUNT, route_count_kernel, blocks_of(assignments, BLOCK), BLOCK, 0, s, chosen, counts);
+    LAUNCH(d, OP_ROUTE_COUNT, route_count_kernel, blocks_of(assignments, BLOCK), BLOCK, 0, o->s, o->chosen,
+           o->counts);
 }
 
 /* The gradient with respect to a token's score of expert e. */
@@ -265,14 +266,13 @@ __global__ void __launch_bounds__(BLOCK)
     }
 }
 
-void route_backward(Device *d, RouteShape s, Routes r, const int64_t *counts, const float *dweights,
-                    const float *scale, float *balance, void *dlogits, Dtype c) {
-    if (s.tokens == 0) return;
-    int64_t sequences = (s.before + s.tokens - 1) / s.sequence - s.before / s.sequence + 1;
-    Grid grid(sequences, blocks_of(s.sequence < s.tokens ? s.sequence : s.tokens, TOKENS));
-    BY_DTYPE(c, T, auto kernel = route_backward_kernel<T>;
-             LAUNCH(d, OP_ROUTE_BACKWARD, kernel, grid, BLOCK, 0, s, r, counts, dweights, scale, balance,
-                    (T *)dlogits));
+void route_backward(Device *d, const RouteBackwardArgs *o) {
+    if (o->s.tokens == 0) return;
+    int64_t sequences = (o->s.before + o->s.tokens - 1) / o->s.sequence - o->s.before / o->s.sequence + 1;
+    Grid grid(sequences, blocks_of(o->s.sequence < o->s.tokens ? o->s.sequence : o->s.tokens, TOKENS));
+    BY_DTYPE(o->c, T, auto kernel = route_backward_kernel<T>;
+             LAUNCH(d, OP_ROUTE_BACKWARD, kernel, grid, BLOCK, 0, o->s, o->r, o->counts, o->dweights,
+                    o->scale, o->balance, (T *)o->dlogits));
 }
 
 /* ---- products ---- */
@@ -394,29 +394,30 @@ __global__ void __launch_bounds__(BLOCK)
         }
 }
 
-void grouped_gemm(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a, const void *b,
-                  Dtype ab_type, void *c, Dtype c_type, KSplit splits) {
-    if (splits.runs == 0) splits.runs = 1, splits.run[0] = {k, k, 0};
+void grouped_gemm(Device *d, const GroupedGemmArgs *o) {
+    KSplit splits = o->splits;
+    if (splits.runs == 0) splits.runs = 1, splits.run[0] = {o->k, o->k, 0};
     if (d->profiling)
-        d->profile[OP_GROUPED_GEMM].flops += 2.0 * (double)e.rows * (double)n * (double)split_length(splits);
-    if (e.rows == 0 || n == 0) return;
+        d->profile[OP_GROUPED_GEMM].flops +=
+            2.0 * (double)o->e.rows * (double)o->n * (double)split_length(splits);
+    if (o->e.rows == 0 || o->n == 0) return;
     /* Each expert may have one partial tile. */
-    Grid grid(e.rows / TILE + e.experts, blocks_of(n, TILE));
-    BY_DTYPE(ab_type, T,
-             BY_DTYPE(c_type, C, auto kernel = grouped_gemm_kernel<T, C>;
-                      LAUNCH(d, OP_GROUPED_GEMM, kernel, grid, BLOCK, 0, e, trans_b, n, k, (const T *)a,
-                             (const T *)b, (C *)c, splits)));
+    Grid grid(o->e.rows / TILE + o->e.experts, blocks_of(o->n, TILE));
+    BY_DTYPE(o->ab_type, T,
+             BY_DTYPE(o->c_type, C, auto kernel = grouped_gemm_kernel<T, C>;
+                      LAUNCH(d, OP_GROUPED_GEMM, kernel, grid, BLOCK, 0, o->e, o->trans_b, o->n, o->k,
+                             (const T *)o->a, (const T *)o->b, (C *)o->c, splits)));
 }
 
 /* A sum is one chain over an expert's rows, whatever the tile, sliced or not. */
-void grouped_gemm_wgrad(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
-                        Dtype ab_type, float *c, bool accumulate, bool) {
-    if (d->profiling) d->profile[OP_GROUPED_GEMM_WGRAD].flops += 2.0 * (double)e.rows * (double)m * (double)n;
-    if (m == 0 || n == 0) return;
-    Grid grid(blocks_of(m, TILE) * e.experts, blocks_of(n, TILE));
-    BY_DTYPE(ab_type, T, auto kernel = grouped_gemm_wgrad_kernel<T>;
-             LAUNCH(d, OP_GROUPED_GEMM_WGRAD, kernel, grid, BLOCK, 0, e, m, n, (const T *)a, (const T *)b, c,
-                    accumulate));
+void grouped_gemm_wgrad(Device *d, const GroupedGemmWgradArgs *o) {
+    if (d->profiling)
+        d->profile[OP_GROUPED_GEMM_WGRAD].flops += 2.0 * (double)o->e.rows * (double)o->m * (double)o->n;
+    if (o->m == 0 || o->n == 0) return;
+    Grid grid(blocks_of(o->m, TILE) * o->e.experts, blocks_of(o->n, TILE));
+    BY_DTYPE(o->ab_type, T, auto kernel = grouped_gemm_wgrad_kernel<T>;
+             LAUNCH(d, OP_GROUPED_GEMM_WGRAD, kernel, grid, BLOCK, 0, o->e, o->m, o->n, (const T *)o->a,
+                    (const T *)o->b, o->c, o->accumulate));
 }
 
 /* ---- rows ---- */
@@ -444,12 +445,11 @@ __global__ void combine_kernel(RouteShape s, Routes r, int64_t hidden, const T *
     store_pack(y, at.column, hidden, out);
 }
 
-void combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed, bool add,
-             void *y, Dtype c) {
-    if (s.tokens * hidden == 0) return;
-    BY_DTYPE(c, T, auto kernel = combine_kernel<T>;
-             LAUNCH(d, OP_COMBINE, kernel, blocks_of_packs<AT_ONCE<T>>(s.tokens, hidden), BLOCK, 0, s, r,
-                    hidden, (const T *)rows, weighed, add, (T *)y));
+void combine(Device *d, const CombineArgs *o) {
+    if (o->s.tokens * o->hidden == 0) return;
+    BY_DTYPE(o->c, T, auto kernel = combine_kernel<T>;
+             LAUNCH(d, OP_COMBINE, kernel, blocks_of_packs<AT_ONCE<T>>(o->s.tokens, o->hidden), BLOCK, 0,
+                    o->s, o->r, o->hidden, (const T *)o->rows, o->weighed, o->add, (T *)o->y));
 }
 
 constexpr int LEVELS = 7; /* 2^6 splits */
@@ -484,13 +484,12 @@ __global__ void __launch_bounds__(BLOCK)
     if (threadIdx.x == 0) dweights[j] = tree.sum();
 }
 
-void combine_backward(Device *d, RouteShape s, Routes r, int64_t inter, int splits, void *act, void *dact,
-                      float *dweights, Dtype c) {
-    int64_t assignments = s.tokens * s.chosen;
+void combine_backward(Device *d, const CombineBackwardArgs *o) {
+    int64_t assignments = o->s.tokens * o->s.chosen;
     if (assignments == 0) return;
-    BY_DTYPE(c, T, auto kernel = combine_backward_kernel<T>;
-             LAUNCH(d, OP_COMBINE_BACKWARD, kernel, assignments, BLOCK, 0, r, inter / splits, splits,
-                    (T *)act, (T *)dact, dweights));
+    BY_DTYPE(o->c, T, auto kernel = combine_backward_kernel<T>;
+             LAUNCH(d, OP_COMBINE_BACKWARD, kernel, assignments, BLOCK, 0, o->r, o->inter / o->splits,
+                    o->splits, (T *)o->act, (T *)o->dact, o->dweights));
 }
 
 template <typename T>
@@ -505,12 +504,12 @@ __global__ void permute_kernel(RouteShape s, Routes r, int64_t hidden, const T *
     store_pack(rows + r.row[at.row] * hidden, at.column, hidden, here);
 }
 
-void permute(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows, Dtype c) {
-    int64_t assignments = s.tokens * s.chosen;
-    if (assignments * hidden == 0) return;
-    BY_DTYPE(c, T, auto kernel = permute_kernel<T>;
-             LAUNCH(d, OP_PERMUTE, kernel, blocks_of_packs<AT_ONCE<T>>(assignments, hidden), BLOCK, 0, s, r,
-                    hidden, (const T *)x, (T *)rows));
+void permute(Device *d, const PermuteArgs *o) {
+    int64_t assignments = o->s.tokens * o->s.chosen;
+    if (assignments * o->hidden == 0) return;
+    BY_DTYPE(o->c, T, auto kernel = permute_kernel<T>;
+             LAUNCH(d, OP_PERMUTE, kernel, blocks_of_packs<AT_ONCE<T>>(assignments, o->hidden), BLOCK, 0,
+                    o->s, o->r, o->hidden, (const T *)o->x, (T *)o->rows));
 }
 
 /* A block has an assignment, and takes its splits one after another, each with its elements of every run. */
@@ -538,13 +537,12 @@ __global__ void __launch_bounds__(BLOCK) permute_dweights_kernel(Routes r, int64
     if (threadIdx.x == 0) dweights[j] = tree.sum();
 }
 
-void permute_dweights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int splits, const void *y,
-                      const void *dy, float *dweights, Dtype c) {
-    int64_t assignments = s.tokens * s.chosen;
+void permute_dweights(Device *d, const PermuteDweightsArgs *o) {
+    int64_t assignments = o->s.tokens * o->s.chosen;
     if (assignments == 0) return;
-    BY_DTYPE(c, T, auto kernel = permute_dweights_kernel<T>;
-             LAUNCH(d, OP_PERMUTE_DWEIGHTS, kernel, assignments, BLOCK, 0, r, n, runs, splits, (const T *)y,
-                    (const T *)dy, dweights));
+    BY_DTYPE(o->c, T, auto kernel = permute_dweights_kernel<T>;
+             LAUNCH(d, OP_PERMUTE_DWEIGHTS, kernel, assignments, BLOCK, 0, o->r, o->n, o->runs, o->splits,
+                    (const T *)o->y, (const T *)o->dy, o->dweights));
 }
 
 /* ---- biases ---- */
@@ -574,11 +572,11 @@ template <typename T> __global__ void experts_bias_kernel(ExpertRows e, int64_t 
     store_pack(y, at.column, n, x);
 }
 
-void experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
-    if (e.rows * n == 0) return;
-    BY_DTYPE(c, T, auto kernel = experts_bias_kernel<T>;
-             LAUNCH(d, OP_EXPERTS_BIAS_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(e.rows, n), BLOCK, 0, e,
-                    n, (T *)y, bias));
+void experts_bias_forward(Device *d, const ExpertsBiasForwardArgs *o) {
+    if (o->e.rows * o->n == 0) return;
+    BY_DTYPE(o->c, T, auto kernel = experts_bias_kernel<T>;
+             LAUNCH(d, OP_EXPERTS_BIAS_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(o->e.rows, o->n), BLOCK,
+                    0, o->e, o->n, (T *)o->y, o->bias));
 }
 
 /* The weight of the assignment in a row of expert e. */
@@ -626,17 +624,16 @@ __global__ void experts_bias_weights_kernel(int64_t assignments, Routes r, int64
 }
 
 /* Without weights s has no tokens, and the rows may be those of other ranks' tokens. */
-void experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy, bool weighed,
-                           const float *bias, float *dbias, float *dweights, Dtype c) {
-    int64_t assignments = s.tokens * s.chosen;
-    if (s.experts * n == 0) return;
-    BY_DTYPE(c, T, auto sums = experts_bias_sums_kernel<T>; auto weights = experts_bias_weights_kernel<T>;
-             Grid grid(s.experts, blocks_of(n, COLUMNS));
-             LAUNCH(d, OP_EXPERTS_BIAS_BACKWARD, sums, grid, block_of_columns<T>(), 0, s, r, n, (const T *)dy,
-                    weighed, dbias);
-             if (weighed && assignments > 0)
+void experts_bias_backward(Device *d, const ExpertsBiasBackwardArgs *o) {
+    int64_t assignments = o->s.tokens * o->s.chosen;
+    if (o->s.experts * o->n == 0) return;
+    BY_DTYPE(o->c, T, auto sums = experts_bias_sums_kernel<T>; auto weights = experts_bias_weights_kernel<T>;
+             Grid grid(o->s.experts, blocks_of(o->n, COLUMNS));
+             LAUNCH(d, OP_EXPERTS_BIAS_BACKWARD, sums, grid, block_of_columns<T>(), 0, o->s, o->r, o->n,
+                    (const T *)o->dy, o->weighed, o->dbias);
+             if (o->weighed && assignments > 0)
                  LAUNCH(d, OP_EXPERTS_BIAS_BACKWARD, weights, blocks_of(assignments, BLOCK / WARP), BLOCK, 0,
-                        assignments, r, n, (const T *)dy, bias, dweights));
+                        assignments, o->r, o->n, (const T *)o->dy, o->bias, o->dweights));
 }
 
 } // namespace

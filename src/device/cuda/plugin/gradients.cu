@@ -239,13 +239,14 @@ __global__ void stats_end_kernel(GradStats *out) {
 }
 
 /* The unit is not used: only powers that the program computes on the host need it. */
-void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
-    (void)unit;
-    Power power = p == 1 ? POWER_ONE : p == 2 ? POWER_TWO : POWER_NONE;
-    LAUNCH(d, OP_GRAD_STATS, stats_start_kernel, 1, 3 * WARP, 0, out);
-    if (n == 0) return;
-    LAUNCH(d, OP_GRAD_STATS, stats_kernel, blocks_of(n, PIECES * PIECE), BLOCK, 0, n, g, power, out);
-    LAUNCH(d, OP_GRAD_STATS, stats_end_kernel, 1, 3 * WARP, 0, out);
+void grad_stats(Device *d, const GradStatsArgs *o) {
+    (void)o->unit;
+    Power power = o->p == 1 ? POWER_ONE : o->p == 2 ? POWER_TWO : POWER_NONE;
+    LAUNCH(d, OP_GRAD_STATS, stats_start_kernel, 1, 3 * WARP, 0, o->out);
+    if (o->n == 0) return;
+    LAUNCH(d, OP_GRAD_STATS, stats_kernel, blocks_of(o->n, PIECES * PIECE), BLOCK, 0, o->n, o->g, power,
+           o->out);
+    LAUNCH(d, OP_GRAD_STATS, stats_end_kernel, 1, 3 * WARP, 0, o->out);
 }
 
 /* ---- losses ---- */
@@ -276,8 +277,8 @@ __global__ void __launch_bounds__(BLOCK) loss_sum_kernel(int64_t n, const float 
     for (int i = (int)threadIdx.x; i < EXACT_LIMBS; i += BLOCK) into->sum.limb[i] = limbs[i];
 }
 
-void loss_sum(Device *d, int64_t n, const float *losses, LossSum *into) {
-    if (n > 0) LAUNCH(d, OP_LOSS_SUM, loss_sum_kernel, 1, BLOCK, 0, n, losses, into);
+void loss_sum(Device *d, const LossSumArgs *o) {
+    if (o->n > 0) LAUNCH(d, OP_LOSS_SUM, loss_sum_kernel, 1, BLOCK, 0, o->n, o->losses, o->into);
 }
 
 /* ---- fixed point ---- */
@@ -324,18 +325,18 @@ __global__ void fixed_to_float_kernel(int64_t n, const int64_t *acc, float *out)
     store_pack(out, first, n, x);
 }
 
-void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
-               FixedRefusals *refused) {
-    if (n == 0) return;
-    LAUNCH(d, OP_FIXED_ADD, fixed_start_kernel, 1, 1, 0, refused);
-    LAUNCH(d, OP_FIXED_ADD, fixed_add_kernel, blocks_of_packs<FOUR>(n), BLOCK, 0, n, g, acc, set, limit,
-           refused);
-    LAUNCH(d, OP_FIXED_ADD, fixed_end_kernel, 1, 1, 0, refused);
+void fixed_add(Device *d, const FixedAddArgs *o) {
+    if (o->n == 0) return;
+    LAUNCH(d, OP_FIXED_ADD, fixed_start_kernel, 1, 1, 0, o->refused);
+    LAUNCH(d, OP_FIXED_ADD, fixed_add_kernel, blocks_of_packs<FOUR>(o->n), BLOCK, 0, o->n, o->g, o->acc,
+           o->set, o->limit, o->refused);
+    LAUNCH(d, OP_FIXED_ADD, fixed_end_kernel, 1, 1, 0, o->refused);
 }
 
-void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out) {
-    if (n > 0)
-        LAUNCH(d, OP_FIXED_TO_FLOAT, fixed_to_float_kernel, blocks_of_packs<FOUR>(n), BLOCK, 0, n, acc, out);
+void fixed_to_float(Device *d, const FixedToFloatArgs *o) {
+    if (o->n > 0)
+        LAUNCH(d, OP_FIXED_TO_FLOAT, fixed_to_float_kernel, blocks_of_packs<FOUR>(o->n), BLOCK, 0, o->n,
+               o->acc, o->out);
 }
 
 /* ---- sums of parts ---- */
@@ -377,16 +378,16 @@ template <typename T> Parts<T> list_parts(Device *d, int count, const T *const *
     return parts;
 }
 
-void sum_parts(Device *d, int64_t n, int count, const float *const *in, float *out) {
-    if (n == 0) return;
-    LAUNCH(d, OP_SUM_PARTS, sum_parts_kernel, blocks_of_packs<FOUR>(n), BLOCK, 0, n, count,
-           list_parts(d, count, in), out);
+void sum_parts(Device *d, const SumPartsArgs *o) {
+    if (o->n == 0) return;
+    LAUNCH(d, OP_SUM_PARTS, sum_parts_kernel, blocks_of_packs<FOUR>(o->n), BLOCK, 0, o->n, o->parts,
+           list_parts(d, o->parts, o->in), o->out);
 }
 
-void sum_parts_i64(Device *d, int64_t n, int count, const int64_t *const *in, int64_t *out) {
-    if (n == 0) return;
-    LAUNCH(d, OP_SUM_PARTS, sum_parts_i64_kernel, blocks_of_packs<AT_ONCE<int64_t>>(n), BLOCK, 0, n, count,
-           list_parts(d, count, in), out);
+void sum_parts_i64(Device *d, const SumPartsI64Args *o) {
+    if (o->n == 0) return;
+    LAUNCH(d, OP_SUM_PARTS, sum_parts_i64_kernel, blocks_of_packs<AT_ONCE<int64_t>>(o->n), BLOCK, 0, o->n,
+           o->parts, list_parts(d, o->parts, o->in), o->out);
 }
 
 } // namespace

@@ -290,35 +290,33 @@ int count_splits(Device *d, int64_t vocab, int64_t split_size) {
     return (int)count;
 }
 
-void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                  const int32_t *targets, VocabSplit splits, LossRecord *records) {
-    if (rows == 0) return;
-    int64_t split_size = splits.split_size ? splits.split_size : vocab;
-    Grid grid(rows, count_splits(d, vocab, split_size));
-    BY_DTYPE(logits_type, T,
-             LAUNCH(d, OP_LOSS_RECORDS, loss_records_kernel<T>, grid, BLOCK, 0, vocab, (const T *)logits,
-                    targets, splits.first, split_size, records));
+void loss_records(Device *d, const LossRecordsArgs *o) {
+    if (o->rows == 0) return;
+    int64_t split_size = o->splits.split_size ? o->splits.split_size : o->vocab;
+    Grid grid(o->rows, count_splits(d, o->vocab, split_size));
+    BY_DTYPE(o->logits_type, T,
+             LAUNCH(d, OP_LOSS_RECORDS, loss_records_kernel<T>, grid, BLOCK, 0, o->vocab,
+                    (const T *)o->logits, o->targets, o->splits.first, split_size, o->records));
 }
 
-void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                   const int32_t *targets, VocabSplit splits, const float *scale, float cap, float z,
-                   float *loss, float *z_loss, void *dlogits, Dtype grad_type) {
-    if (rows == 0) return;
-    int64_t split_size = splits.split_size ? splits.split_size : vocab;
-    int count = splits.records ? splits.count : count_splits(d, vocab, split_size);
-    if (count == 1 && !splits.records && cap <= 0 && logits_type == DTYPE_F32) {
-        int64_t groups = smaller(SHARED_GROUPS, blocks_of(vocab, GROUP_SPAN) - 1);
+void cross_entropy(Device *d, const CrossEntropyArgs *o) {
+    if (o->rows == 0) return;
+    int64_t split_size = o->splits.split_size ? o->splits.split_size : o->vocab;
+    int count = o->splits.records ? o->splits.count : count_splits(d, o->vocab, split_size);
+    if (count == 1 && !o->splits.records && o->cap <= 0 && o->logits_type == DTYPE_F32) {
+        int64_t groups = smaller(SHARED_GROUPS, blocks_of(o->vocab, GROUP_SPAN) - 1);
         size_t room = (size_t)(groups * GROUP_SPAN) * sizeof(float);
-        BY_DTYPE(grad_type, G, auto kernel = cross_entropy_held_kernel<G>;
+        BY_DTYPE(o->grad_type, G, auto kernel = cross_entropy_held_kernel<G>;
                  cuda_allow_shared(d, OP_CROSS_ENTROPY, (const void *)kernel, room);
-                 LAUNCH(d, OP_CROSS_ENTROPY, kernel, rows, BLOCK, room, vocab, (const float *)logits, targets,
-                        splits.first, scale, z, loss, z_loss, (G *)dlogits));
+                 LAUNCH(d, OP_CROSS_ENTROPY, kernel, o->rows, BLOCK, room, o->vocab, (const float *)o->logits,
+                        o->targets, o->splits.first, o->scale, o->z, o->loss, o->z_loss, (G *)o->dlogits));
         return;
     }
-    BY_DTYPE(logits_type, T,
-             BY_DTYPE(grad_type, G, auto kernel = cross_entropy_kernel<T, G>;
-                      LAUNCH(d, OP_CROSS_ENTROPY, kernel, rows, BLOCK, 0, vocab, (const T *)logits, targets,
-                             splits, split_size, count, scale, cap, z, loss, z_loss, (G *)dlogits)));
+    BY_DTYPE(o->logits_type, T,
+             BY_DTYPE(o->grad_type, G, auto kernel = cross_entropy_kernel<T, G>;
+                      LAUNCH(d, OP_CROSS_ENTROPY, kernel, o->rows, BLOCK, 0, o->vocab, (const T *)o->logits,
+                             o->targets, o->splits, split_size, count, o->scale, o->cap, o->z, o->loss,
+                             o->z_loss, (G *)o->dlogits)));
 }
 
 } // namespace

@@ -1,4 +1,4 @@
-/* Mamba-2 (device.h: MambaShape), and the gated norm behind it.
+/* Mamba-2 (ops/recurrence.h), and the gated norm behind it.
  *
  * A row of a head's state goes from token to token in its own chain of fp32. A warp has the row, and takes
  * runs of whole documents (scans.cuh). The backward pass goes by scan chunks, the last one first: warps with
@@ -120,15 +120,14 @@ __global__ void __launch_bounds__(ROWS *WARP)
     if (state) give_lanes(now, state + row * s.state, s.state);
 }
 
-void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key, float *state,
-                   float *starts, void *y, Dtype c) {
-    if (s.tokens * s.heads * s.head_dim == 0) return;
-    int64_t run = run_of(s.tokens, first_key);
-    Grid grid(blocks_of(s.tokens, run), blocks_of(s.heads * s.head_dim, ROWS));
-    BY_DTYPE(c, T,
-             BY_STATE(s.state, PER, auto kernel = mamba_forward_kernel<T, PER>;
-                      LAUNCH(d, OP_MAMBA_FORWARD, kernel, grid, ROWS * WARP, 0, s, in, first_key, run, state,
-                             starts, (T *)y)));
+void mamba_forward(Device *d, const MambaForwardArgs *o) {
+    if (o->s.tokens * o->s.heads * o->s.head_dim == 0) return;
+    int64_t run = run_of(o->s.tokens, o->first_key);
+    Grid grid(blocks_of(o->s.tokens, run), blocks_of(o->s.heads * o->s.head_dim, ROWS));
+    BY_DTYPE(o->c, T,
+             BY_STATE(o->s.state, PER, auto kernel = mamba_forward_kernel<T, PER>;
+                      LAUNCH(d, OP_MAMBA_FORWARD, kernel, grid, ROWS * WARP, 0, o->s, o->in, o->first_key,
+                             run, o->state, o->starts, (T *)o->y)));
 }
 
 /* ---- backward ---- */
@@ -379,40 +378,38 @@ __global__ void mamba_groups_kernel(MambaShape s, int64_t first, int64_t count, 
 size_t bytes_of_head(MambaShape s) { return (size_t)(NUMBERS + s.head_dim * (NUMBERS + 1)) * sizeof(float); }
 constexpr size_t AT_MOST = (size_t)16 << 20;
 
-template <typename T>
-void heads_backward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key, MambaChunk r,
-                    const float *starts, const T *dy, float *carry, float *room, MambaGradients out) {
+template <typename T> void heads_backward(Device *d, const MambaBackwardArgs *o, MambaChunk r) {
+    const T *dy = (const T *)o->dy;
     constexpr OpId OP = OP_MAMBA_BACKWARD;
-    int64_t rows = r.heads * s.head_dim;
-    r.steps = (float *)cuda_scratch(d, (size_t)r.heads * bytes_of_head(s));
+    int64_t rows = r.heads * o->s.head_dim;
+    r.steps = (float *)cuda_scratch(d, (size_t)r.heads * bytes_of_head(o->s));
     r.terms = r.steps + r.heads * NUMBERS, r.skips = r.terms + rows * NUMBERS;
-    LAUNCH(d, OP, mamba_steps_kernel<T>, blocks_of(r.heads * MAMBA_CHUNK, BLOCK), BLOCK, 0, s, in, first_key,
-           r);
-    LAUNCH(d, OP, mamba_columns_kernel<T>, blocks_of(r.heads * s.state, BLOCK / WARP), BLOCK, 0, s, in, r,
-           starts, dy, (const float *)carry, room);
-    BY_STATE(s.state, PER, constexpr int WARPS = PER == 8 ? 2 : 4;
+    LAUNCH(d, OP, mamba_steps_kernel<T>, blocks_of(r.heads * MAMBA_CHUNK, BLOCK), BLOCK, 0, o->s, o->in,
+           o->first_key, r);
+    LAUNCH(d, OP, mamba_columns_kernel<T>, blocks_of(r.heads * o->s.state, BLOCK / WARP), BLOCK, 0, o->s,
+           o->in, r, o->starts, dy, (const float *)o->carry, o->room);
+    BY_STATE(o->s.state, PER, constexpr int WARPS = PER == 8 ? 2 : 4;
              auto kernel = mamba_rows_kernel<T, PER, WARPS>;
-             LAUNCH(d, OP, kernel, blocks_of(rows, WARPS), WARPS * WARP, 0, s, in, r, starts, dy, carry,
-                    (T *)out.x));
-    LAUNCH(d, OP, mamba_heads_kernel<T>, blocks_of(r.heads, BLOCK / WARP), BLOCK, 0, s, in, r, out);
+             LAUNCH(d, OP, kernel, blocks_of(rows, WARPS), WARPS * WARP, 0, o->s, o->in, r, o->starts, dy,
+                    o->carry, (T *)o->out.x));
+    LAUNCH(d, OP, mamba_heads_kernel<T>, blocks_of(r.heads, BLOCK / WARP), BLOCK, 0, o->s, o->in, r, o->out);
 }
 
-void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key, const float *starts,
-                    const void *dy, float *carry, float *room, MambaGradients out, Dtype c) {
-    if (s.tokens * s.heads * s.head_dim == 0) return;
-    int64_t fitting_heads = (int64_t)(AT_MOST / bytes_of_head(s)), each = larger(1, fitting_heads),
-            end = s.tokens;
-    for (int64_t first = (mamba_starts(s.tokens) - 1) * MAMBA_CHUNK; first >= 0; first -= MAMBA_CHUNK) {
+void mamba_backward(Device *d, const MambaBackwardArgs *o) {
+    if (o->s.tokens * o->s.heads * o->s.head_dim == 0) return;
+    int64_t fitting_heads = (int64_t)(AT_MOST / bytes_of_head(o->s)), each = larger(1, fitting_heads),
+            end = o->s.tokens;
+    for (int64_t first = (mamba_starts(o->s.tokens) - 1) * MAMBA_CHUNK; first >= 0; first -= MAMBA_CHUNK) {
         int64_t count = end - first;
-        for (int64_t head = 0; head < s.heads; head += each) {
-            MambaChunk r = {first, head, smaller(each, s.heads - head), (int)count, end == s.tokens, NULL,
-                            NULL,  NULL};
-            BY_DTYPE(c, T, heads_backward(d, s, in, first_key, r, starts, (const T *)dy, carry, room, out));
+        for (int64_t head = 0; head < o->s.heads; head += each) {
+            int64_t heads = smaller(each, o->s.heads - head);
+            MambaChunk r = {first, head, heads, (int)count, end == o->s.tokens, NULL, NULL, NULL};
+            BY_DTYPE(o->c, T, heads_backward<T>(d, o, r));
         }
-        BY_DTYPE(c, T,
+        BY_DTYPE(o->c, T,
                  LAUNCH(d, OP_MAMBA_BACKWARD, mamba_groups_kernel<T>,
-                        blocks_of(count * 2 * s.groups * s.state, BLOCK), BLOCK, 0, s, first, count,
-                        (const float *)room, out));
+                        blocks_of(count * 2 * o->s.groups * o->s.state, BLOCK), BLOCK, 0, o->s, first, count,
+                        (const float *)o->room, o->out));
         end = first;
     }
 }
@@ -528,26 +525,26 @@ __global__ void __launch_bounds__(THREADS)
     add_to_columns<T>(sum, s.width, room, dw);
 }
 
-void gated_norm_forward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w, void *y,
-                        Dtype c) {
-    if (s.tokens * s.width == 0) return;
-    int64_t runs = s.tokens * (s.width / s.run);
-    BY_DTYPE(c, T,
+void gated_norm_forward(Device *d, const GatedNormForwardArgs *o) {
+    if (o->s.tokens * o->s.width == 0) return;
+    int64_t runs = o->s.tokens * (o->s.width / o->s.run);
+    BY_DTYPE(o->c, T,
              LAUNCH(d, OP_GATED_NORM_FORWARD, gated_norm_forward_kernel<T>, blocks_of(runs, BLOCK / WARP),
-                    BLOCK, 0, s, (const T *)x, (const T *)gate, w, (T *)y));
+                    BLOCK, 0, o->s, (const T *)o->x, (const T *)o->gate, o->w, (T *)o->y));
 }
 
-void gated_norm_backward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w,
-                         const void *dy, void *dx, void *dgate, float *dw, Dtype c) {
-    if (s.tokens * s.width == 0) return;
-    int64_t runs = s.tokens * (s.width / s.run);
+void gated_norm_backward(Device *d, const GatedNormBackwardArgs *o) {
+    if (o->s.tokens * o->s.width == 0) return;
+    int64_t runs = o->s.tokens * (o->s.width / o->s.run);
     float *rstds = (float *)cuda_scratch(d, (size_t)runs * sizeof *rstds);
-    Grid columns(1, blocks_of(s.width, COLUMNS));
-    BY_DTYPE(c, T,
+    Grid columns(1, blocks_of(o->s.width, COLUMNS));
+    BY_DTYPE(o->c, T,
              LAUNCH(d, OP_GATED_NORM_BACKWARD, gated_norm_backward_kernel<T>, blocks_of(runs, BLOCK / WARP),
-                    BLOCK, 0, s, (const T *)x, (const T *)gate, w, (const T *)dy, (T *)dx, (T *)dgate, rstds);
+                    BLOCK, 0, o->s, (const T *)o->x, (const T *)o->gate, o->w, (const T *)o->dy, (T *)o->dx,
+                    (T *)o->dgate, rstds);
              LAUNCH(d, OP_GATED_NORM_BACKWARD, gated_norm_sums_kernel<T>, columns, block_of_columns<T>(), 0,
-                    s, (const T *)x, (const T *)gate, (const T *)dy, (const float *)rstds, dw));
+                    o->s, (const T *)o->x, (const T *)o->gate, (const T *)o->dy, (const float *)rstds,
+                    o->dw));
 }
 
 } // namespace

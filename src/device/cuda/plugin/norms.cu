@@ -455,93 +455,81 @@ void add_columns(Device *d, OpId op, Rows r, int64_t rows_of_split, const T *dy,
            rstds, sums);
 }
 
-template <typename T>
-void norm_rows(Device *d, NormKind kind, int64_t tokens, int64_t n, float eps, const T *a, const T *b,
-               const float *w, const float *bias, T *sum, T *y, float *rstd) {
-    BY_PACKS(T, n, PACKS,
-             LAUNCH(d, OP_NORM_FORWARD, norm_forward_kernel<T>, blocks_of_rows(tokens), BLOCK, 0, kind,
-                    tokens, n, eps, a, b, w, bias, sum, y, rstd),
+template <typename T> void norm_rows(Device *d, const NormForwardArgs *o) {
+    const T *a = (const T *)o->a, *b = (const T *)o->b;
+    T *sum = (T *)o->sum, *y = (T *)o->y;
+    BY_PACKS(T, o->hidden, PACKS,
+             LAUNCH(d, OP_NORM_FORWARD, norm_forward_kernel<T>, blocks_of_rows(o->tokens), BLOCK, 0, o->kind,
+                    o->tokens, o->hidden, o->eps, a, b, o->w, o->bias, sum, y, o->rstd),
              auto kernel = norm_held_kernel<T, PACKS>;
-             LAUNCH(d, OP_NORM_FORWARD, kernel, blocks_of_rows(tokens), BLOCK, 0, kind, tokens, n, eps, a,
-                    sum ? b : (const T *)NULL, w, bias, sum, y, rstd));
+             LAUNCH(d, OP_NORM_FORWARD, kernel, blocks_of_rows(o->tokens), BLOCK, 0, o->kind, o->tokens,
+                    o->hidden, o->eps, a, sum ? b : (const T *)NULL, o->w, o->bias, sum, y, o->rstd));
 }
 
-void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, float eps, const void *a,
-                  const void *b, const float *w, const float *bias, void *sum, void *y, float *rstd,
-                  Dtype c) {
-    if (tokens == 0) return;
-    BY_DTYPE(
-        c, T,
-        norm_rows(d, kind, tokens, hidden, eps, (const T *)a, (const T *)b, w, bias, (T *)sum, (T *)y, rstd));
+void norm_forward(Device *d, const NormForwardArgs *o) {
+    if (o->tokens == 0) return;
+    BY_DTYPE(o->c, T, norm_rows<T>(d, o));
 }
 
 /* LayerNorm's column sums need the means of rows, which lie in scratch. */
-template <typename T>
-void norm_weights(Device *d, NormKind kind, Rows r, const T *x, const float *rstd, const T *dy, float *dw,
-                  int64_t split_size) {
+template <typename T> void norm_weights(Device *d, const NormBackwardArgs *o, Rows r) {
+    const T *x = (const T *)o->x, *dy = (const T *)o->dy;
     float *means = NULL;
-    if (kind == NORM_LAYER) {
+    if (o->kind == NORM_LAYER) {
         means = (float *)cuda_scratch(d, (size_t)r.count * sizeof *means);
-        LAUNCH(d, OP_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r, 0, x,
-               means, (float *)NULL);
+        LAUNCH(d, OP_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, o->kind, r, 0,
+               x, means, (float *)NULL);
     }
-    add_columns(d, OP_NORM_BACKWARD, r, split_size, dy, x, means, rstd, dw);
+    add_columns(d, OP_NORM_BACKWARD, r, o->split_size, dy, x, means, o->rstd, o->dw);
 }
 
-template <typename T>
-void norm_in_two(Device *d, NormKind kind, int64_t tokens, int64_t n, const T *x, const float *w,
-                 const float *rstd, const T *dy, T *dx, bool add, float *dw, int64_t split_size) {
-    if (dw) norm_weights(d, kind, {tokens, 1, n, n}, x, rstd, dy, dw, split_size);
-    LAUNCH(d, OP_NORM_BACKWARD, norm_backward_kernel<T>, blocks_of_rows(tokens), BLOCK, 0, kind, tokens, n, x,
-           w, rstd, dy, dx, add);
+template <typename T> void norm_in_two(Device *d, const NormBackwardArgs *o) {
+    const T *x = (const T *)o->x, *dy = (const T *)o->dy;
+    T *dx = (T *)o->dx;
+    if (o->dw) norm_weights<T>(d, o, {o->tokens, 1, o->hidden, o->hidden});
+    LAUNCH(d, OP_NORM_BACKWARD, norm_backward_kernel<T>, blocks_of_rows(o->tokens), BLOCK, 0, o->kind,
+           o->tokens, o->hidden, x, o->w, o->rstd, dy, dx, o->add);
 }
 
 /* In one pass over the rows; the sums of chains lie in scratch. */
-template <typename T, int PACKS>
-void norm_in_one(Device *d, NormKind kind, Chains c, int64_t n, const T *x, const float *w, const float *rstd,
-                 const T *dy, T *dx, bool add, float *dw) {
+template <typename T, int PACKS> void norm_in_one(Device *d, const NormBackwardArgs *o, Chains c) {
+    const T *x = (const T *)o->x, *dy = (const T *)o->dy;
+    T *dx = (T *)o->dx;
     int64_t splits = blocks_of(c.tokens, c.split_size),
             most = blocks_of(smaller(c.tokens, c.split_size), DOWN<T>);
     int warps = Tile<T, PACKS>::WARPS, down = 1;
     while (down < warps && down < most) down *= 2;
     c.together = warps / down;
-    float *part = (float *)cuda_scratch(d, (size_t)(splits * c.count * n) * sizeof *part);
+    float *part = (float *)cuda_scratch(d, (size_t)(splits * c.count * o->hidden) * sizeof *part);
     auto kernel = norm_gradients_kernel<T, PACKS>;
-    LAUNCH(d, OP_NORM_BACKWARD, kernel, splits * blocks_of(c.count, c.together), warps * WARP, 0, kind, c, n,
-           x, w, rstd, dy, dx, add, part);
-    LAUNCH(d, OP_NORM_BACKWARD, fold_chains_kernel<T>, Grid(splits, blocks_of(n, COLUMNS)), THREADS, 0, c, n,
-           part, dw);
+    LAUNCH(d, OP_NORM_BACKWARD, kernel, splits * blocks_of(c.count, c.together), warps * WARP, 0, o->kind, c,
+           o->hidden, x, o->w, o->rstd, dy, dx, o->add, part);
+    LAUNCH(d, OP_NORM_BACKWARD, fold_chains_kernel<T>, Grid(splits, blocks_of(o->hidden, COLUMNS)), THREADS,
+           0, c, o->hidden, part, o->dw);
 }
 
 /* Both ways give the same bits. The scratch of any plan has at least cuda_products_workspace bytes, which are
  * enough except for very many splits. */
-template <typename T>
-void norm_gradients(Device *d, NormKind kind, int64_t tokens, int64_t n, const T *x, const float *w,
-                    const float *rstd, const T *dy, T *dx, bool add, float *dw, int64_t split_size) {
-    Chains c = {tokens, split_size, smaller(DOWN<T>, smaller(tokens, split_size)), 1};
-    int64_t needed = blocks_of(tokens, split_size) * c.count * n * (int64_t)sizeof(float);
-    if (!dw || needed > (int64_t)cuda_products_workspace())
-        norm_in_two(d, kind, tokens, n, x, w, rstd, dy, dx, add, dw, split_size);
+template <typename T> void norm_gradients(Device *d, const NormBackwardArgs *o) {
+    Chains c = {o->tokens, o->split_size, smaller(DOWN<T>, smaller(o->tokens, o->split_size)), 1};
+    int64_t needed = blocks_of(o->tokens, o->split_size) * c.count * o->hidden * (int64_t)sizeof(float);
+    if (!o->dw || needed > (int64_t)cuda_products_workspace())
+        norm_in_two<T>(d, o);
     else
-        BY_PACKS(T, n, PACKS, norm_in_two(d, kind, tokens, n, x, w, rstd, dy, dx, add, dw, split_size),
-                 norm_in_one<T, PACKS>(d, kind, c, n, x, w, rstd, dy, dx, add, dw));
+        BY_PACKS(T, o->hidden, PACKS, norm_in_two<T>(d, o), norm_in_one<T, PACKS>(d, o, c));
 }
 
-void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, const void *x, const float *w,
-                   const float *rstd, const void *dy, void *dx, bool add, float *dw, int64_t split_size,
-                   Dtype c) {
-    if (tokens == 0) return;
-    BY_DTYPE(c, T,
-             norm_gradients(d, kind, tokens, hidden, (const T *)x, w, rstd, (const T *)dy, (T *)dx, add, dw,
-                            split_size));
+void norm_backward(Device *d, const NormBackwardArgs *o) {
+    if (o->tokens == 0) return;
+    BY_DTYPE(o->c, T, norm_gradients<T>(d, o));
 }
 
-void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t split_size,
-                   Dtype c) {
-    if (tokens == 0) return;
-    Rows r = {tokens, 1, n, n};
-    BY_DTYPE(c, T,
-             add_columns(d, OP_BIAS_BACKWARD, r, split_size, (const T *)dy, (const T *)NULL, NULL, NULL, db));
+void bias_backward(Device *d, const BiasBackwardArgs *o) {
+    if (o->tokens == 0) return;
+    Rows r = {o->tokens, 1, o->n, o->n};
+    BY_DTYPE(o->c, T,
+             add_columns(d, OP_BIAS_BACKWARD, r, o->split_size, (const T *)o->dy, (const T *)NULL, NULL, NULL,
+                         o->db));
 }
 
 int64_t row_of_qkv(AttentionShape s) { return (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim; }
@@ -559,23 +547,22 @@ RowSplits row_splits(QkRows q, bool keys) {
             q.products ? q.products + keys : NULL};
 }
 
-template <typename T>
-void norm_heads(Device *d, AttentionShape s, QkRows q, NormKind kind, float eps, const T *raw,
-                const float *wq, const float *wk, T *out) {
-    int64_t values = (int64_t)s.kv_heads * s.head_dim, at;
-    LAUNCH(d, OP_QK_NORM_FORWARD, copy_values_kernel<T>, blocks_of_packs<AT_ONCE<T>>(s.tokens, values), BLOCK,
-           0, s.tokens, values, row_of_qkv(s), raw, out);
+template <typename T> void norm_heads(Device *d, const QkNormForwardArgs *o) {
+    const T *raw = (const T *)o->raw;
+    T *out = (T *)o->out;
+    int64_t values = (int64_t)o->s.kv_heads * o->s.head_dim, at;
+    LAUNCH(d, OP_QK_NORM_FORWARD, copy_values_kernel<T>, blocks_of_packs<AT_ONCE<T>>(o->s.tokens, values),
+           BLOCK, 0, o->s.tokens, values, row_of_qkv(o->s), raw, out);
     for (int keys = 0; keys < 2; keys++) {
-        Rows r = head_rows(s, q.flat, keys, &at);
-        LAUNCH(d, OP_QK_NORM_FORWARD, head_norm_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r,
-               row_splits(q, keys), eps, raw + at, keys ? wk : wq, out + at);
+        Rows r = head_rows(o->s, o->rows.flat, keys, &at);
+        LAUNCH(d, OP_QK_NORM_FORWARD, head_norm_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, o->kind, r,
+               row_splits(o->rows, keys), o->eps, raw + at, keys ? o->wk : o->wq, out + at);
     }
 }
 
-void qk_norm_forward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
-                     const float *wq, const float *wk, void *out, Dtype c) {
-    if (s.tokens == 0) return;
-    BY_DTYPE(c, T, norm_heads(d, s, rows, kind, eps, (const T *)raw, wq, wk, (T *)out));
+void qk_norm_forward(Device *d, const QkNormForwardArgs *o) {
+    if (o->s.tokens == 0) return;
+    BY_DTYPE(o->c, T, norm_heads<T>(d, o));
 }
 
 template <typename T>
@@ -589,55 +576,52 @@ void head_rstds(Device *d, NormKind kind, Rows r, RowSplits l, float eps, const 
 }
 
 /* The weights' gradients come first, since the rows' gradients overwrite what they are computed from. */
-template <typename T>
-void norm_heads_backward(Device *d, AttentionShape s, QkRows q, NormKind kind, float eps, const T *raw,
-                         const float *wq, const float *wk, T *dqkv, float *dwq, float *dwk, int splits) {
+template <typename T> void norm_heads_backward(Device *d, const QkNormBackwardArgs *o) {
+    const T *raw = (const T *)o->raw;
+    T *dqkv = (T *)o->dqkv;
     for (int keys = 0; keys < 2; keys++) {
         int64_t at;
-        Rows r = head_rows(s, q.flat, keys, &at);
-        RowSplits l = row_splits(q, keys);
+        Rows r = head_rows(o->s, o->rows.flat, keys, &at);
+        RowSplits l = row_splits(o->rows, keys);
         float *rstds = (float *)cuda_scratch(d, (size_t)r.count * sizeof *rstds);
-        bool weighed = (keys ? wk : wq) != NULL;
-        int64_t count = !weighed ? 0 : r.groups < splits ? r.groups : splits;
+        bool weighed = (keys ? o->wk : o->wq) != NULL;
+        int64_t count = !weighed ? 0 : r.groups < o->splits ? r.groups : o->splits;
         for (int64_t i = 0; i < count; i++) { /* each run of heads by itself */
             Rows part = r;
             part.count /= count, part.groups /= count;
             int64_t there = at + i * part.groups * part.n;
-            head_rstds(d, kind, part, l, eps, raw + there, rstds);
+            head_rstds(d, o->kind, part, l, o->eps, raw + there, rstds);
             add_columns(d, OP_QK_NORM_BACKWARD, part, part.count, (const T *)dqkv + there, raw + there,
-                        (const float *)NULL, rstds, (keys ? dwk : dwq) + i * (splits / count) * part.n);
+                        (const float *)NULL, rstds,
+                        (keys ? o->dwk : o->dwq) + i * (o->splits / count) * part.n);
         }
-        if (count != 1) head_rstds(d, kind, r, l, eps, raw + at, rstds);
-        LAUNCH(d, OP_QK_NORM_BACKWARD, head_gradient_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r, l,
-               raw + at, keys ? wk : wq, rstds, dqkv + at);
+        if (count != 1) head_rstds(d, o->kind, r, l, o->eps, raw + at, rstds);
+        LAUNCH(d, OP_QK_NORM_BACKWARD, head_gradient_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, o->kind, r,
+               l, raw + at, keys ? o->wk : o->wq, rstds, dqkv + at);
     }
 }
 
-void qk_norm_backward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
-                      const float *wq, const float *wk, void *dqkv, float *dwq, float *dwk, int splits,
-                      Dtype c) {
-    if (s.tokens == 0) return;
-    BY_DTYPE(c, T,
-             norm_heads_backward(d, s, rows, kind, eps, (const T *)raw, wq, wk, (T *)dqkv, dwq, dwk, splits));
+void qk_norm_backward(Device *d, const QkNormBackwardArgs *o) {
+    if (o->s.tokens == 0) return;
+    BY_DTYPE(o->c, T, norm_heads_backward<T>(d, o));
 }
 
-template <typename T>
-void sum_heads(Device *d, AttentionShape s, KSplit splits, NormKind kind, const T *raw, const float *wq,
-               const float *wk, const T *dqkv, float *sums) {
+template <typename T> void sum_heads(Device *d, const QkNormSumsArgs *o) {
+    const T *raw = (const T *)o->raw, *dqkv = (const T *)o->dqkv;
     for (int keys = 0; keys < 2; keys++) {
-        int64_t at, first = splits.run[keys].skip, n = splits.run[keys].split_size,
-                    count = blocks_of(splits.run[keys].length, n);
-        Rows r = head_rows(s, true, keys, &at);
+        int64_t at, first = o->splits.run[keys].skip, n = o->splits.run[keys].split_size,
+                    count = blocks_of(o->splits.run[keys].length, n);
+        Rows r = head_rows(o->s, true, keys, &at);
         r.n = n, at += first;
-        LAUNCH(d, OP_QK_NORM_SUMS, head_sums_kernel<T>, blocks_of_rows(count * s.tokens), BLOCK, 0, kind, r,
-               count, raw + at, (keys ? wk : wq) + first, dqkv ? dqkv + at : (const T *)NULL, sums + keys);
+        LAUNCH(d, OP_QK_NORM_SUMS, head_sums_kernel<T>, blocks_of_rows(count * o->s.tokens), BLOCK, 0,
+               o->kind, r, count, raw + at, (keys ? o->wk : o->wq) + first,
+               dqkv ? dqkv + at : (const T *)NULL, o->sums + keys);
     }
 }
 
-void qk_norm_sums(Device *d, AttentionShape s, KSplit splits, NormKind kind, const void *raw, const float *wq,
-                  const float *wk, const void *dqkv, float *sums, Dtype c) {
-    if (s.tokens == 0) return;
-    BY_DTYPE(c, T, sum_heads(d, s, splits, kind, (const T *)raw, wq, wk, (const T *)dqkv, sums));
+void qk_norm_sums(Device *d, const QkNormSumsArgs *o) {
+    if (o->s.tokens == 0) return;
+    BY_DTYPE(o->c, T, sum_heads<T>(d, o));
 }
 
 } // namespace

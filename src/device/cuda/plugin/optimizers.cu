@@ -1,5 +1,5 @@
 /* AdamW, SGD, the parts of Muon that are not matrix products, and averages of weights. All are fp32, in the
- * order of the CPU's reference, with no product and sum fused, and with its random words (Philox, device.h:
+ * order of the CPU's reference, with no product and sum fused, and with its random words (Philox, shapes.h:
  * StateStore), so that they give the same bits. A thread has a pack (packs.cuh) of four elements of each
  * tensor: 16 bytes in fp32, 8 in bf16. */
 #include "device/cuda/plugin/packs.cuh"
@@ -196,53 +196,53 @@ __global__ void average_kernel(int64_t n, const OptimizerStep *step, const float
 
 /* ---- slots ---- */
 
-void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerStep *step, float *param,
-           const float *grad, void *m, void *v, uint16_t *copy) {
-    if (n == 0) return;
-    BY_DTYPE(s.type, T,
-             LAUNCH(d, OP_ADAMW, adamw_kernel<T>, blocks_of_packs<N>(n), BLOCK, 0, n, a, s, step, param, grad,
-                    (T *)m, (T *)v, (Bf16 *)copy));
+void adamw(Device *d, const AdamWArgs *o) {
+    if (o->n == 0) return;
+    BY_DTYPE(o->s.type, T,
+             LAUNCH(d, OP_ADAMW, adamw_kernel<T>, blocks_of_packs<N>(o->n), BLOCK, 0, o->n, o->constants,
+                    o->s, o->step, o->param, o->grad, (T *)o->m, (T *)o->v, (Bf16 *)o->copy));
 }
 
-void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param,
-         const float *grad, void *momentum, uint16_t *copy) {
-    if (n == 0) return;
-    BY_DTYPE(s.type, T,
-             LAUNCH(d, OP_SGD, sgd_kernel<T>, blocks_of_packs<N>(n), BLOCK, 0, n, o, s, step, param, grad,
-                    (T *)momentum, (Bf16 *)copy));
+void sgd(Device *d, const SgdArgs *o) {
+    if (o->n == 0) return;
+    BY_DTYPE(o->s.type, T,
+             LAUNCH(d, OP_SGD, sgd_kernel<T>, blocks_of_packs<N>(o->n), BLOCK, 0, o->n, o->constants, o->s,
+                    o->step, o->param, o->grad, (T *)o->momentum, (Bf16 *)o->copy));
 }
 
-void muon_momentum(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
-                   const float *grad, void *momentum, float *x) {
-    if (shape.rows * shape.cols == 0) return;
-    BY_DTYPE(s.type, T,
-             LAUNCH(d, OP_MUON_MOMENTUM, muon_momentum_kernel<T>, blocks_of_packs<N>(shape.rows, shape.cols),
-                    BLOCK, 0, shape, o, s, step, grad, (T *)momentum, x));
+void muon_momentum(Device *d, const MuonMomentumArgs *o) {
+    if (o->shape.rows * o->shape.cols == 0) return;
+    BY_DTYPE(o->s.type, T,
+             LAUNCH(d, OP_MUON_MOMENTUM, muon_momentum_kernel<T>,
+                    blocks_of_packs<N>(o->shape.rows, o->shape.cols), BLOCK, 0, o->shape, o->constants, o->s,
+                    o->step, o->grad, (T *)o->momentum, o->x));
 }
 
 /* The factor lies in scratch. */
-void muon_normalise(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
-    if (n == 0) return;
+void muon_normalise(Device *d, const MuonNormaliseArgs *o) {
+    if (o->n == 0) return;
     float *factor = (float *)cuda_scratch(d, sizeof *factor);
-    LAUNCH(d, OP_MUON_NORMALISE, muon_factor_kernel, 1, 1, 0, squares, slack, factor);
-    LAUNCH(d, OP_MUON_NORMALISE, muon_normalise_kernel, blocks_of_packs<N>(n), BLOCK, 0, n, factor, x);
+    LAUNCH(d, OP_MUON_NORMALISE, muon_factor_kernel, 1, 1, 0, o->squares, o->slack, factor);
+    LAUNCH(d, OP_MUON_NORMALISE, muon_normalise_kernel, blocks_of_packs<N>(o->n), BLOCK, 0, o->n, factor,
+           o->x);
 }
 
-void newton_schulz(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
-    if (m > 0)
-        LAUNCH(d, OP_NEWTON_SCHULZ, newton_schulz_kernel, blocks_of_packs<N>(m, m), BLOCK, 0, m, a, b, c,
-               gram, square);
+void newton_schulz(Device *d, const NewtonSchulzArgs *o) {
+    if (o->m > 0)
+        LAUNCH(d, OP_NEWTON_SCHULZ, newton_schulz_kernel, blocks_of_packs<N>(o->m, o->m), BLOCK, 0, o->m,
+               o->a, o->b, o->c, o->gram, o->square);
 }
 
-void muon_apply(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x, float *param,
-                uint16_t *copy) {
-    if (shape.rows * shape.cols > 0)
-        LAUNCH(d, OP_MUON_APPLY, muon_apply_kernel, blocks_of_packs<N>(shape.rows, shape.cols), BLOCK, 0,
-               shape, o, step, x, param, (Bf16 *)copy);
+void muon_apply(Device *d, const MuonApplyArgs *o) {
+    if (o->shape.rows * o->shape.cols > 0)
+        LAUNCH(d, OP_MUON_APPLY, muon_apply_kernel, blocks_of_packs<N>(o->shape.rows, o->shape.cols), BLOCK,
+               0, o->shape, o->constants, o->step, o->x, o->param, (Bf16 *)o->copy);
 }
 
-void average(Device *d, int64_t n, const OptimizerStep *step, const float *param, float *mean) {
-    if (n > 0) LAUNCH(d, OP_AVERAGE, average_kernel, blocks_of_packs<N>(n), BLOCK, 0, n, step, param, mean);
+void average(Device *d, const AverageArgs *o) {
+    if (o->n > 0)
+        LAUNCH(d, OP_AVERAGE, average_kernel, blocks_of_packs<N>(o->n), BLOCK, 0, o->n, o->step, o->param,
+               o->mean);
 }
 
 } // namespace

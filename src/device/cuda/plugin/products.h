@@ -17,7 +17,7 @@ typedef struct ProductShape {
 /* NULL with err set if the library does not start. */
 Products *products_open(Error *err);
 void products_close(Products *p); /* NULL is fine */
-/* The same as gemm of device.h without splits. The workspace has cuda_products_workspace bytes, at any
+/* The same as the op gemm without splits. The workspace has cuda_products_workspace bytes, at any
  * alignment. Returns false with the reason in problem[size]. */
 bool products_run(Products *p, const ProductShape *s, const void *a, const void *b, void *c, bool accumulate,
                   void *workspace, cudaStream_t stream, char *problem, size_t size);

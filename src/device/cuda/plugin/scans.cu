@@ -57,14 +57,13 @@ template <typename T> __global__ void conv_tail_kernel(ConvShape s, const T *x, 
                    input_pack<N>(s, x, tail, s.tokens - s.taps + 1 + k, column));
 }
 
-void conv_forward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
-                  float *tail, void *y, Dtype c) {
-    if (s.tokens * s.width == 0) return;
-    BY_DTYPE(c, T, constexpr int N = AT_ONCE<T>; auto kernel = conv_forward_kernel<T>;
-             LAUNCH(d, OP_CONV_FORWARD, kernel, blocks_of_packs<N>(s.tokens, s.width), BLOCK, 0, s,
-                    (const T *)x, w, first_key, (const float *)tail, (T *)y);
-             if (tail) LAUNCH(d, OP_CONV_FORWARD, conv_tail_kernel<T>, blocks_of_packs<N>(s.width), BLOCK, 0,
-                              s, (const T *)x, tail));
+void conv_forward(Device *d, const ConvForwardArgs *o) {
+    if (o->s.tokens * o->s.width == 0) return;
+    BY_DTYPE(o->c, T, constexpr int N = AT_ONCE<T>; auto kernel = conv_forward_kernel<T>;
+             LAUNCH(d, OP_CONV_FORWARD, kernel, blocks_of_packs<N>(o->s.tokens, o->s.width), BLOCK, 0, o->s,
+                    (const T *)o->x, o->w, o->first_key, (const float *)o->tail, (T *)o->y);
+             if (o->tail) LAUNCH(d, OP_CONV_FORWARD, conv_tail_kernel<T>, blocks_of_packs<N>(o->s.width),
+                                 BLOCK, 0, o->s, (const T *)o->x, o->tail));
 }
 
 constexpr int ROWS = THREADS / COLUMNS, CHUNK = 32; /* threads of a channel; tokens of a chunk */
@@ -134,15 +133,15 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-void conv_backward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
-                   const void *dy, void *dx, float *dw, Dtype c) {
+void conv_backward(Device *d, const ConvBackwardArgs *o) {
     constexpr int FEW = 4;
     static_assert(CONV_TAPS > FEW, "two kinds of kernels take all numbers of taps");
-    if (s.tokens * s.width == 0) return;
-    BY_DTYPE(c, T,
-             auto kernel = s.taps <= FEW ? conv_backward_kernel<T, FEW> : conv_backward_kernel<T, CONV_TAPS>;
-             LAUNCH(d, OP_CONV_BACKWARD, kernel, blocks_of(s.width, COLUMNS), dim3(COLUMNS, ROWS), 0, s,
-                    (const T *)x, w, first_key, (const T *)dy, (T *)dx, dw));
+    if (o->s.tokens * o->s.width == 0) return;
+    BY_DTYPE(o->c, T,
+             auto kernel =
+                 o->s.taps <= FEW ? conv_backward_kernel<T, FEW> : conv_backward_kernel<T, CONV_TAPS>;
+             LAUNCH(d, OP_CONV_BACKWARD, kernel, blocks_of(o->s.width, COLUMNS), dim3(COLUMNS, ROWS), 0, o->s,
+                    (const T *)o->x, o->w, o->first_key, (const T *)o->dy, (T *)o->dx, o->dw));
 }
 
 /* ---- recurrences ---- */
@@ -319,38 +318,38 @@ __global__ void scan_lambda_kernel(int64_t width, int64_t runs, const float *dec
         }                                            \
     } while (0)
 
-void scan_forward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, float *state, float *h,
-                  Dtype c) {
-    if (s.tokens * s.width == 0) return;
-    int64_t run = run_of(s.tokens, first_key);
-    Grid grid(blocks_of(s.tokens, run), blocks_of(s.width, WARP));
-    BY_DTYPE(c, T,
-             BY_KIND(s.kind, KIND, auto kernel = scan_forward_kernel<T, KIND>;
-                     LAUNCH(d, OP_SCAN_FORWARD, kernel, grid, WARP, 0, s, in, first_key, run, state, h)));
+void scan_forward(Device *d, const ScanForwardArgs *o) {
+    if (o->s.tokens * o->s.width == 0) return;
+    int64_t run = run_of(o->s.tokens, o->first_key);
+    Grid grid(blocks_of(o->s.tokens, run), blocks_of(o->s.width, WARP));
+    BY_DTYPE(o->c, T,
+             BY_KIND(o->s.kind, KIND, auto kernel = scan_forward_kernel<T, KIND>;
+                     LAUNCH(d, OP_SCAN_FORWARD, kernel, grid, WARP, 0, o->s, o->in, o->first_key, run,
+                            o->state, o->h)));
 }
 
-void scan_gate(Device *d, ScanShape s, const void *gate, const float *h, void *out, Dtype c) {
-    if (s.tokens * s.width == 0) return;
-    BY_DTYPE(c, T,
-             LAUNCH(d, OP_SCAN_GATE, scan_gate_kernel<T>, blocks_of_packs<AT_ONCE<T>>(s.tokens, s.width),
-                    BLOCK, 0, s, (const T *)gate, h, (T *)out));
+void scan_gate(Device *d, const ScanGateArgs *o) {
+    if (o->s.tokens * o->s.width == 0) return;
+    BY_DTYPE(o->c, T,
+             LAUNCH(d, OP_SCAN_GATE, scan_gate_kernel<T>,
+                    blocks_of_packs<AT_ONCE<T>>(o->s.tokens, o->s.width), BLOCK, 0, o->s, (const T *)o->gate,
+                    o->h, (T *)o->out));
 }
 
 /* There are at most RUNS runs, so the sums of 131,072 channels fit into any plan's scratch (needs.h). */
-void scan_backward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, const float *h,
-                   const void *dout, ScanGradients out, Dtype c) {
-    if (s.tokens * s.width == 0) return;
-    int64_t run = run_of(s.tokens, first_key), runs = blocks_of(s.tokens, run);
-    Grid grid(runs, blocks_of(s.width, WARP));
-    bool hawk = s.kind == SCAN_HAWK;
-    float *decays = hawk ? (float *)cuda_scratch(d, (size_t)(runs * s.width) * sizeof *decays) : NULL;
-    BY_DTYPE(c, T,
-             BY_KIND(s.kind, KIND, auto kernel = scan_backward_kernel<T, KIND>;
-                     LAUNCH(d, OP_SCAN_BACKWARD, kernel, grid, WARP, 0, s, in, first_key, run, h,
-                            (const T *)dout, out, decays)));
+void scan_backward(Device *d, const ScanBackwardArgs *o) {
+    if (o->s.tokens * o->s.width == 0) return;
+    int64_t run = run_of(o->s.tokens, o->first_key), runs = blocks_of(o->s.tokens, run);
+    Grid grid(runs, blocks_of(o->s.width, WARP));
+    bool hawk = o->s.kind == SCAN_HAWK;
+    float *decays = hawk ? (float *)cuda_scratch(d, (size_t)(runs * o->s.width) * sizeof *decays) : NULL;
+    BY_DTYPE(o->c, T,
+             BY_KIND(o->s.kind, KIND, auto kernel = scan_backward_kernel<T, KIND>;
+                     LAUNCH(d, OP_SCAN_BACKWARD, kernel, grid, WARP, 0, o->s, o->in, o->first_key, run, o->h,
+                            (const T *)o->dout, o->out, decays)));
     if (hawk)
-        LAUNCH(d, OP_SCAN_BACKWARD, scan_lambda_kernel, blocks_of(s.width, BLOCK), BLOCK, 0, s.width, runs,
-               decays, in.lambda, out.lambda);
+        LAUNCH(d, OP_SCAN_BACKWARD, scan_lambda_kernel, blocks_of(o->s.width, BLOCK), BLOCK, 0, o->s.width,
+               runs, decays, o->in.lambda, o->out.lambda);
 }
 
 } // namespace

@@ -86,17 +86,15 @@ __global__ void __launch_bounds__(BLOCK) split_k_kernel(Product g, const T *a, c
 
 } // namespace
 
-extern "C" void split_k_gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
-                             const void *a, const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc,
-                             bool accumulate, KSplit splits) {
-    Product g = {trans_a, trans_b, m, n, k};
-    int count = (int)blocks_of(splits.run[0].length, splits.run[0].split_size);
-    Grid grid(blocks_of(m, TILE), blocks_of(n, TILE));
+extern "C" void split_k_gemm(Device *d, const GemmArgs *o) {
+    Product g = {o->trans_a, o->trans_b, o->m, o->n, o->k};
+    int count = (int)blocks_of(o->splits.run[0].length, o->splits.run[0].split_size);
+    Grid grid(blocks_of(o->m, TILE), blocks_of(o->n, TILE));
     if (count > SPLITS_MAX)
-        cuda_fatal(d, "gemm: %lld x %lld in %d leaves; at most %d leaves are done", (long long)m,
-                   (long long)n, count, SPLITS_MAX);
-    BY_DTYPE(ab_type, T,
-             BY_DTYPE(c_type, C, auto kernel = split_k_kernel<T, C>;
-                      LAUNCH(d, OP_GEMM, kernel, grid, BLOCK, 0, g, (const T *)a, (const T *)b, (C *)c, ldc,
-                             accumulate, splits, count)));
+        cuda_fatal(d, "gemm: %lld x %lld in %d leaves; at most %d leaves are done", (long long)o->m,
+                   (long long)o->n, count, SPLITS_MAX);
+    BY_DTYPE(o->ab_type, T,
+             BY_DTYPE(o->c_type, C, auto kernel = split_k_kernel<T, C>;
+                      LAUNCH(d, OP_GEMM, kernel, grid, BLOCK, 0, g, (const T *)o->a, (const T *)o->b,
+                             (C *)o->c, o->ldc, o->accumulate, o->splits, count)));
 }
