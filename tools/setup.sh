@@ -10,8 +10,9 @@ browser() { grep -qs '^ID=ubuntu' /etc/os-release || echo chromium; }
 packages() {
     case $1 in
     build) echo gcc libc6-dev make cmake pkg-config libdnnl-dev libyaml-dev libcjson-dev libpcre2-dev libzstd-dev \
-        zlib1g-dev libsnappy-dev liblz4-dev libxxhash-dev libssl-dev libutf8proc-dev libmicrohttpd-dev libopenmpi-dev openmpi-bin ;;
-    test) echo libcmocka-dev g++ ;;
+        zlib1g-dev libsnappy-dev liblz4-dev libxxhash-dev libssl-dev libutf8proc-dev libmicrohttpd-dev \
+        libcurl4-openssl-dev libexpat1-dev libopenmpi-dev openmpi-bin ;;
+    test) echo libcmocka-dev g++ python3 openssl ;;
     demo) echo bible-kjv bible-kjv-text ;;
     bench) echo python3-venv ;;
     interop) echo python3-venv bible-kjv bible-kjv-text "$(browser)" ;;

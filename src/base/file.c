@@ -25,10 +25,15 @@
 #include <unistd.h>
 
 #include "base/text.h"
+#include "base/url.h"
 
-/* Escapes paths for printing. */
+/* Escapes paths for printing, and leaves out what is secret in URLs. */
 static const char *shown(const char *path, char out[512]) {
-    return error_escape(out, 512, path, strlen(path));
+    Text text = {0};
+    url_show(path, &text);
+    error_escape(out, 512, text.data ? text.data : "", text.length);
+    text_free(&text);
+    return out;
 }
 
 static const char *kind_of(mode_t mode) {
@@ -45,15 +50,15 @@ static ErrorCode refuse_link(const char *path, ErrorCode code, Error *err) {
         shown(path, name));
 }
 
-static bool is_url(const char *path) { return strstr(path, "://") != NULL; }
-
 ErrorCode file_refuse(const char *path, Error *err) {
     char name[512];
     struct stat info;
     int number = errno;
     bool there = stat(path, &info) == 0;
-    if (!there && is_url(path))
-        return error_set(err, ERR_NOINPUT, "%s: URLs are not read: download the file and give its path",
+    if (!there && url_is(path))
+        return error_set(err, ERR_NOINPUT,
+                         "%s: URLs are not read here, only in data.sources and data.validation: download "
+                         "the file and give its path",
                          shown(path, name));
     if (there && S_ISDIR(info.st_mode))
         return error_set(err, ERR_NOINPUT, "%s: a directory: name the files in it, as in %s/*.txt",
@@ -71,7 +76,7 @@ static ErrorCode open_regular(const char *path, int extra, int *fd, struct stat 
     char name[512];
     RETRY(*fd, open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | extra));
     if (*fd < 0 && errno == ELOOP && (extra & O_NOFOLLOW)) return refuse_link(path, ERR_NOINPUT, err);
-    if (*fd < 0 && is_url(path)) return file_refuse(path, err);
+    if (*fd < 0 && url_is(path)) return file_refuse(path, err);
     if (*fd < 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open", shown(path, name));
     if (fstat(*fd, info) != 0) {
         ErrorCode code = error_errno(err, ERR_NOINPUT, "%s: cannot stat", shown(path, name));
@@ -423,7 +428,7 @@ bool file_is_dir(const char *path) {
 ErrorCode file_size(const char *path, uint64_t *bytes, Error *err) {
     char name[512];
     struct stat info;
-    if (stat(path, &info) != 0 && is_url(path)) return file_refuse(path, err);
+    if (stat(path, &info) != 0 && url_is(path)) return file_refuse(path, err);
     if (stat(path, &info) != 0) return error_errno(err, ERR_NOINPUT, "%s: cannot stat", shown(path, name));
     if (!S_ISREG(info.st_mode)) return file_refuse(path, err);
     *bytes = (uint64_t)info.st_size;
@@ -464,7 +469,7 @@ ErrorCode file_glob(const char *pattern, char ***paths, size_t *count, Error *er
     glob_t found;
     int status = glob(pattern, GLOB_NOSORT, NULL, &found);
     if (status == GLOB_NOMATCH) {
-        if (is_url(pattern)) return file_refuse(pattern, err);
+        if (url_is(pattern)) return file_refuse(pattern, err);
         const char *advice = strpbrk(pattern, "*?[") ? "nothing matches this pattern" : "no such file";
         return error_set(err, ERR_NOINPUT, "%s: %s", shown(pattern, name), advice);
     }

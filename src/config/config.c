@@ -13,7 +13,9 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/url.h"
 #include "model/families/family.h"
+#include "remote/location.h"
 
 enum { MOST_MICROBATCHES = 1000000 }; /* per step and rank: programs have an action for each */
 enum { RUN_CONFIG_LIMIT = 1 << 20 };  /* bytes of config.yaml */
@@ -310,6 +312,17 @@ static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Err
     return OK;
 }
 
+/* Before anything is written: a URL with a secret must not get into the run directory. */
+static ErrorCode check_urls(const char *key, const ObjectList *list, Error *err) {
+    const DataSource *sources = (const DataSource *)(const void *)list->items;
+    for (size_t i = 0; i < list->count; i++) {
+        const char *path = sources[i].path;
+        if (!path || !url_is(path) || file_exists(path)) continue;
+        if (location_check(path, err) != OK) return error_context(err, "%s", key);
+    }
+    return OK;
+}
+
 /* Called after the configuration is read, when the number of ranks is known. A rank beyond it is an error:
  * the user would wait for its lines in vain. */
 ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
@@ -429,6 +442,8 @@ static ErrorCode complete(Config *c, OptionSet *set, FindModel find, Error *err)
     if (c->metrics.command.count > 0 && !*c->metrics.command.items[0])
         return options_fail(set, "metrics.command", err, "expected a program as the first word, found \"\"");
     TRY(check_changes(set, &c->run.allow_changes, err));
+    TRY(check_urls("data.sources", &c->data.sources, err));
+    TRY(check_urls("data.validation", &c->data.validation_sources, err));
     TRY(model_options_read(&c->model, set, err));
     if (c->model.config[0]) TRY(model_options_take(&c->model, set, c->model.config, &(ModelConfig){0}, err));
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, find, err));

@@ -31,7 +31,7 @@ typedef enum ChatLossOn { CHAT_LOSS_ON_KINDS(CHOICE_CONSTANT) } ChatLossOn;
 typedef enum MixtureWeights { MIXTURE_WEIGHTS(CHOICE_CONSTANT) } MixtureWeights;
 
 typedef struct DataSource {
-    char *path;    /* a file or a shell pattern */
+    char *path;    /* a file, a shell pattern or a URL */
     double weight; /* weight in the mixture, relative to the others; 0 for all: one corpus */
     int format;    /* SourceFormat */
     char *key;     /* JSON lines: the member that holds the text, or a conversation's messages */
@@ -60,6 +60,7 @@ typedef struct DataConfig {
     char *tokenizer;               /* "bytes", or path of tokenizer.json or of a tiktoken rank file */
     TokenizerKeys tokenizer_keys;
     char *cache_dir;
+    double remote_cache_gib; /* of copies of remote files; 0: no limit */
     uint64_t unit_bytes;    /* data/token_units.h; set by tests, no key */
     int weights;            /* MixtureWeights */
     bool document_mask;     /* positions restart and attention stays inside documents */

@@ -22,11 +22,13 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/name.h"
+#include "base/url.h"
 #include "data/cache_use.h"
 #include "data/packing.h"
 #include "data/source_files.h"
 #include "data/token_build.h"
 #include "data/token_units.h"
+#include "remote/remote.h"
 
 /* What samples of a source are drawn from: windows of a stream, or packed rows of conversations. */
 typedef struct Samples {
@@ -42,6 +44,7 @@ typedef struct Source {
     double weight;
     size_t files;
     char **paths;              /* [files] */
+    RemoteFile *remote;        /* [files] whose copies these are; NULL: they are the source's own */
     Fingerprint *prints;       /* [files] owned by the dataset */
     char **indices;            /* [files] Megatron's, NULL for files without one */
     Fingerprint *index_prints; /* [files] */
@@ -53,7 +56,8 @@ typedef struct Source {
 
 struct Dataset {
     char *cache_dir;
-    CacheUse *use; /* of its caches */
+    Remote *remote; /* NULL unless a source is remote and being opened */
+    CacheUse *use;  /* of its caches */
     int64_t context;
     int32_t vocabulary; /* size of the tokenizer */
     bool document_mask;
@@ -79,8 +83,14 @@ typedef struct Recipe {
     Chat *chat; /* NULL without conversations */
     int32_t bos, eos;
     int threads;
-    CacheUse *use; /* the dataset's */
+    CacheUse *use;  /* the dataset's */
+    Remote *remote; /* likewise */
 } Recipe;
+
+/* The name by which a file is listed, compared and reported. */
+static const char *file_name(const Source *s, size_t k) {
+    return s->remote ? s->remote[k].name : s->paths[k];
+}
 
 static bool has_format(const ObjectList *sources, SourceFormat format) {
     const DataSource *items = (const DataSource *)(const void *)sources->items;
@@ -244,6 +254,39 @@ static ErrorCode open_units(const Recipe *r, const Source *s, const CorpusFile *
     return OK;
 }
 
+/* Fetches the files that are to be tokenized. Their hashes were known, so that until now the copies were not
+ * needed. */
+static ErrorCode fetch_files(const Recipe *r, const Source *s, const size_t *which, size_t count,
+                             Error *err) {
+    const char **paths = mem_alloc_array(count, sizeof *paths);
+    Fingerprint *prints = mem_alloc_array(count, sizeof *prints);
+    for (size_t i = 0; i < count; i++) paths[i] = s->paths[which[i]];
+    ErrorCode code = remote_fetch(r->remote, s->name, s->remote, which, count, err);
+    if (code == OK) code = fingerprint_files(r->config->cache_dir, paths, count, prints, err);
+    for (size_t i = 0; code == OK && i < count; i++) {
+        if (strcmp(prints[i].sha256, s->prints[which[i]].sha256) != 0)
+            code = error_set(
+                err, ERR_DATA,
+                "%s: the server sends other bytes than before under the same ETag or date; remove %s, "
+                "and all of the file is taken as new",
+                file_name(s, which[i]), paths[i]);
+        s->prints[which[i]] = prints[i];
+    }
+    free(prints);
+    free(paths);
+    return code;
+}
+
+static ErrorCode fetch_units(const Recipe *r, const Source *s, const TokenUnit *units, size_t count,
+                             Error *err) {
+    size_t *which = mem_alloc_array(s->files, sizeof *which), files = 0;
+    for (size_t i = 0; i < count; i++)
+        for (size_t k = 0; k < units[i].count; k++) which[files++] = units[i].first + k;
+    ErrorCode code = fetch_files(r, s, which, files, err);
+    free(which);
+    return code;
+}
+
 static ErrorCode build_units(const Recipe *r, const Source *s, const CorpusFile *files, const Caches *c,
                              Error *err) {
     TokenUnit *missing = mem_alloc_array(c->count, sizeof *missing);
@@ -260,7 +303,8 @@ static ErrorCode build_units(const Recipe *r, const Source *s, const CorpusFile 
                         .bad_limit = r->config->bad_lines_limit};
     for (size_t i = 0; i < c->count; i++)
         if (!c->opened[i]) missing[build.unit_count++] = c->units[i];
-    ErrorCode code = token_build(&build, err);
+    ErrorCode code = s->remote ? fetch_units(r, s, missing, build.unit_count, err) : OK;
+    if (code == OK) code = token_build(&build, err);
     free(missing);
     return code;
 }
@@ -322,38 +366,97 @@ static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, 
     ErrorCode code = open_cache(r, s, files, err);
     if (code == OK) code = check_bad_lines(r, s, err);
     free(files);
-    return code;
+    /* Readers know only the copy. */
+    return code != OK && s->remote ? error_context(err, "%s", s->name) : code;
+}
+
+static ErrorCode list_remote(Dataset *d, const DataConfig *c, const char *url, Source *s, Error *err) {
+    uint64_t limit = (uint64_t)(c->remote_cache_gib * (double)(1 << 30));
+    if (!d->remote) TRY(remote_open(&d->remote, c->cache_dir, limit, err));
+    TRY(remote_find(d->remote, url, &s->remote, &s->files, err));
+    s->paths = mem_alloc_array(s->files, sizeof *s->paths);
+    for (size_t i = 0; i < s->files; i++) s->paths[i] = mem_strdup(s->remote[i].path);
+    return OK;
 }
 
 /* A pattern stands for its files in sorted order, as one source. */
-static ErrorCode list_files(const DataSource *spec, Source *s, const Tokenizer *t, Error *err) {
+static ErrorCode list_files(Dataset *d, const DataConfig *c, const DataSource *spec, Source *s,
+                            const Tokenizer *t, Error *err) {
     if (!spec->path || !spec->path[0]) return error_set(err, ERR_CONFIG, "a data source has no path");
-    s->name = mem_strdup(spec->path);
+    Text name = {0};
+    url_show(spec->path, &name);
+    s->name = name.data;
     s->set = mem_strdup(spec->name ? spec->name : "");
     s->weight = spec->weight;
     s->chat = spec->format == FORMAT_CHAT;
-    TRY(file_glob(spec->path, &s->paths, &s->files, err));
+    if (url_is(spec->path) && !file_exists(spec->path))
+        TRY(list_remote(d, c, spec->path, s, err));
+    else
+        TRY(file_glob(spec->path, &s->paths, &s->files, err));
     s->indices = mem_alloc_array(s->files, sizeof *s->indices);
     s->index_prints = mem_alloc_array(s->files, sizeof *s->index_prints);
     for (size_t i = 0; i < s->files; i++) s->indices[i] = source_index(spec, s->paths[i]);
     return source_check(spec, s->paths, s->indices, s->files, t, err);
 }
 
+/* The hash of a remote file whose version is known: it need not be fetched unless it has to be tokenized. */
+static bool recall_print(Source *s, size_t k) {
+    const RemoteFile *file = s->remote ? &s->remote[k] : NULL;
+    if (!file || !file->sha256[0]) return false;
+    s->prints[k] = (Fingerprint){.stamp.size = (int64_t)file->size};
+    memcpy(s->prints[k].sha256, file->sha256, sizeof file->sha256);
+    return true;
+}
+
+static ErrorCode fetch_unknown(Dataset *d, Source *s, Error *err) {
+    size_t *which = mem_alloc_array(s->files, sizeof *which), count = 0;
+    for (size_t k = 0; k < s->files; k++)
+        if (!recall_print(s, k)) which[count++] = k;
+    ErrorCode code = remote_fetch(d->remote, s->name, s->remote, which, count, err);
+    free(which);
+    return code;
+}
+
+static ErrorCode remember_prints(Dataset *d, Source *s, Error *err) {
+    for (size_t k = 0; k < s->files; k++)
+        TRY(remote_remember(d->remote, &s->remote[k], s->prints[k].sha256, err));
+    return OK;
+}
+
+/* Hashes all files whose hashes are not known. */
+static ErrorCode print_unknown(Dataset *d, const char *cache_dir, size_t count, Error *err) {
+    const char **paths = mem_alloc_array(count, sizeof *paths);
+    Fingerprint **targets = mem_alloc_array(count, sizeof *targets);
+    Fingerprint *prints = mem_alloc_array(count, sizeof *prints);
+    size_t unknown = 0;
+    for (size_t i = 0; i < d->total; i++)
+        for (size_t k = 0; k < d->sources[i].files; k++) {
+            if (d->sources[i].prints[k].sha256[0]) continue;
+            targets[unknown] = &d->sources[i].prints[k];
+            paths[unknown++] = d->sources[i].paths[k];
+        }
+    ErrorCode code = fingerprint_files(cache_dir, paths, unknown, prints, err);
+    for (size_t i = 0; code == OK && i < unknown; i++) *targets[i] = prints[i];
+    free(paths);
+    free(targets);
+    free(prints);
+    return code;
+}
+
 /* Hashes contents before caches are looked for, since the hash is part of their names. Hashes of unchanged
  * files are cached (data/fingerprint.h). The files of all sources are hashed first, so that a missing one is
  * found before anything is tokenized. */
 static ErrorCode print_files(Dataset *d, const char *cache_dir, Error *err) {
-    size_t count = 0, at = 0;
+    size_t count = 0;
     for (size_t i = 0; i < d->total; i++) count += d->sources[i].files;
-    const char **paths = mem_alloc_array(count, sizeof *paths);
-    Fingerprint *prints = mem_alloc_array(count, sizeof *prints);
-    for (size_t i = 0; i < d->total; i++)
-        for (size_t k = 0; k < d->sources[i].files; k++) paths[at++] = d->sources[i].paths[k];
-    ErrorCode code = fingerprint_files(cache_dir, paths, count, prints, err);
-    free(paths);
-    d->prints = prints;
+    Fingerprint *prints = d->prints = mem_alloc_array(count, sizeof *prints);
     for (size_t i = 0; i < d->total; prints += d->sources[i++].files) d->sources[i].prints = prints;
-    return code;
+    for (size_t i = 0; i < d->total; i++)
+        if (d->sources[i].remote) TRY(fetch_unknown(d, &d->sources[i], err));
+    TRY(print_unknown(d, cache_dir, count, err));
+    for (size_t i = 0; i < d->total; i++)
+        if (d->sources[i].remote) TRY(remember_prints(d, &d->sources[i], err));
+    return OK;
 }
 
 /* Indices decide where documents end. */
@@ -558,7 +661,7 @@ static const DataSource *source_of(const Dataset *d, const DataConfig *c, size_t
 }
 
 static ErrorCode find_files(Dataset *d, const DataConfig *c, const Tokenizer *t, Error *err) {
-    for (size_t i = 0; i < d->total; i++) TRY(list_files(source_of(d, c, i), &d->sources[i], t, err));
+    for (size_t i = 0; i < d->total; i++) TRY(list_files(d, c, source_of(d, c, i), &d->sources[i], t, err));
     TRY(print_files(d, c->cache_dir, err));
     return print_indices(d, c->cache_dir, err);
 }
@@ -567,7 +670,10 @@ static ErrorCode find_files(Dataset *d, const DataConfig *c, const Tokenizer *t,
 static ErrorCode fill(Dataset *d, const DataConfig *c, Recipe *r, Error *err) {
     TRY(find_files(d, c, r->tokenizer, err));
     r->use = d->use = cache_use_open(c->cache_dir);
+    r->remote = d->remote;
     for (size_t i = 0; i < d->total; i++) TRY(open_files(r, source_of(d, c, i), &d->sources[i], err));
+    remote_close(d->remote); /* samples are drawn from tokens: the copies may go */
+    d->remote = NULL;
     TRY(assign_streams(d, err));
     return open_sampler(d, c, err);
 }
@@ -653,10 +759,12 @@ void dataset_close(Dataset *d) {
         if (d->sources[i].indices) file_glob_free(d->sources[i].indices, d->sources[i].files);
         free(d->sources[i].index_prints);
         file_glob_free(d->sources[i].paths, d->sources[i].files);
+        remote_free(d->sources[i].remote, d->sources[i].files);
         free(d->sources[i].name);
         free(d->sources[i].set);
     }
     sampler_close(d->sampler);
+    remote_close(d->remote);
     cache_use_close(d->use);
     free(d->cache_dir);
     free(d->prints);
@@ -692,7 +800,7 @@ void dataset_list(const Dataset *d, Text *out) {
     for (size_t i = 0; i < d->total; i++) {
         const Source *s = &d->sources[i];
         for (size_t k = 0; k < s->files; k++) {
-            list_file(&s->prints[k], i < d->count, s->paths[k], out);
+            list_file(&s->prints[k], i < d->count, file_name(s, k), out);
             if (s->indices[k]) list_file(&s->index_prints[k], i < d->count, s->indices[k], out);
         }
     }
@@ -712,7 +820,7 @@ static void hash_list(const Source *s, char out[65]) {
     uint8_t digest[32];
     Sha256 *h = sha256_start();
     for (size_t i = 0; i < s->files; i++) {
-        hash_file(h, &s->prints[i], s->paths[i]);
+        hash_file(h, &s->prints[i], file_name(s, i));
         if (s->indices[i]) hash_file(h, &s->index_prints[i], s->indices[i]);
     }
     sha256_finish(h, digest);
@@ -765,7 +873,7 @@ static Content *contents(const Dataset *d, size_t *count) {
     Content *all = mem_alloc_array(*count, sizeof *all), *next = all;
     for (size_t i = 0; i < d->total; i++)
         for (size_t k = 0; k < d->sources[i].files; k++)
-            *next++ = (Content){d->sources[i].prints[k].sha256, d->sources[i].paths[k], i < d->count};
+            *next++ = (Content){d->sources[i].prints[k].sha256, file_name(&d->sources[i], k), i < d->count};
     qsort(all, *count, sizeof *all, by_content);
     return all;
 }

@@ -7,7 +7,10 @@
 #define TARGET DataSource
 static const Option source_options[] = {
     /* First, since a plain text in the list means the path: data.sources=[a.txt, b.txt]. */
-    TEXT("path", path, "", UNKNOWN, "A file or a shell pattern; relative to where weft runs.", REQUIRED),
+    TEXT("path", path, "", UNKNOWN,
+         "A file or a shell pattern; relative to where weft runs. Or https:// or s3://, perhaps with "
+         "{00..99}.",
+         REQUIRED),
     REAL("weight", weight, "0", 0, 1e12, UNKNOWN,
          "Share of the mixture, relative to the other sources; 0 for all: sources are one corpus."),
     /* Names can be misleading, so `auto` can be overridden. */
@@ -83,6 +86,11 @@ const Option data_options[] = {
      * cannot be confused. */
     TEXT("data.cache_dir", cache_dir, ".weft-cache", NOTHING, "Where token caches are kept.", LOCAL,
          REQUIRED),
+    /* Copies are found by URL and version, so they cannot be confused. */
+    REAL("data.remote_cache_gib", remote_cache_gib, "0", 0, 1e9, NOTHING,
+         "GiB that copies of files from https:// and s3:// may take in data.cache_dir; those not used for "
+         "longest go first; 0: no limit.",
+         LOCAL),
     /* Documents of one source may be long and those of another short, so fractions of tokens and of documents
      * differ. */
     CHOICE("data.weights", weights, "tokens", CHOICE_WORDS(MIXTURE_WEIGHTS), CURVE,

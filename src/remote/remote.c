@@ -1,0 +1,101 @@
+#include "remote/remote.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "remote/internal.h"
+
+ErrorCode remote_open(Remote **remote, const char *cache_dir, uint64_t limit, Error *err) {
+    Remote *r = mem_alloc(sizeof *r);
+    *remote = NULL;
+    ErrorCode code = http_open(&r->client, err);
+    if (code == OK) code = s3_access_open(&r->access, err);
+    if (code == OK) code = store_open(&r->store, cache_dir, limit, err);
+    if (code != OK)
+        remote_close(r);
+    else
+        *remote = r;
+    return code;
+}
+
+void remote_close(Remote *r) {
+    if (!r) return;
+    store_close(r->store);
+    s3_access_close(&r->access);
+    http_close(r->client);
+    free(r);
+}
+
+/* What is missing, with bytes that are there of files that are not whole. */
+typedef struct Missing {
+    size_t files;
+    uint64_t bytes, part;
+} Missing;
+
+static Missing look(const Remote *r, const RemoteFile *files, const size_t *which, size_t count) {
+    Missing m = {0};
+    for (size_t i = 0; i < count; i++) {
+        uint64_t part;
+        if (remote_has_copy(r, &files[which[i]], &part)) continue;
+        m.files++;
+        m.bytes += files[which[i]].size;
+        m.part += part;
+    }
+    return m;
+}
+
+/* All files of a call are needed at one time. */
+static ErrorCode check_limit(const Remote *r, const char *label, const RemoteFile *files, const size_t *which,
+                             size_t count, Error *err) {
+    uint64_t bytes = 0, limit = store_limit(r->store);
+    char needed[32], given[32];
+    for (size_t i = 0; i < count; i++) bytes += files[which[i]].size;
+    if (limit == 0 || bytes <= limit) return OK;
+    return error_set(
+        err, ERR_CONFIG,
+        "%s: its files that have to be read take %s, more than data.remote_cache_gib allows (%s): "
+        "make it larger",
+        label, text_bytes((double)bytes, needed), text_bytes((double)limit, given));
+}
+
+/* Another process may have fetched it while this one waited. */
+static ErrorCode fetch_one(Remote *r, RemoteFile *file, Progress *progress, Error *err) {
+    uint64_t part;
+    if (remote_has_copy(r, file, &part)) return OK;
+    store_enter(r->store, file->entry, file->name);
+    ErrorCode code = OK;
+    if (remote_has_copy(r, file, &part))
+        progress_add(progress, (double)file->size / 1e6);
+    else
+        code = remote_download(r, file, progress, err);
+    store_leave(r->store, file->entry);
+    return code;
+}
+
+ErrorCode remote_fetch(Remote *r, const char *label, RemoteFile *files, const size_t *which, size_t count,
+                       Error *err) {
+    Missing missing = look(r, files, which, count);
+    if (missing.files == 0) return OK;
+    TRY(check_limit(r, label, files, which, count, err));
+    Text title = {0};
+    text_printf(&title, "fetching %s", label);
+    Progress *progress = progress_start(title.data, (double)(missing.bytes - missing.part) / 1e6, "MB");
+    text_free(&title);
+    ErrorCode code = OK;
+    for (size_t i = 0; code == OK && i < count; i++) code = fetch_one(r, &files[which[i]], progress, err);
+    progress_finish(progress);
+    return code;
+}
+
+ErrorCode remote_remember(Remote *r, RemoteFile *file, const char sha256[65], Error *err) {
+    StoredAbout about = {file->name, file->etag, file->modified, file->size, "", store_boot()};
+    if (strcmp(file->sha256, sha256) == 0) return OK;
+    memcpy(about.sha256, sha256, sizeof about.sha256);
+    memcpy(file->sha256, sha256, sizeof file->sha256);
+    store_enter(r->store, file->entry, file->name);
+    ErrorCode code = store_set_about(r->store, file->entry, &about, err);
+    store_leave(r->store, file->entry);
+    return code;
+}

@@ -1,0 +1,46 @@
+/* Files in object stores and on web servers as files of this machine: finding them, and fetching copies.
+ *
+ *     remote_open    reads the environment
+ *     remote_find    a URL, with braces and patterns, to files and their versions; nothing is fetched
+ *     remote_fetch   makes sure that the copies are there; one process of a machine fetches, others wait
+ *     remote_close   copies may go from then on
+ *
+ * A version of a file is its ETag, Last-Modified and size. A copy of another version is fetched again, and
+ * that is reported. */
+#ifndef WEFT_REMOTE_REMOTE_H
+#define WEFT_REMOTE_REMOTE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "remote/http.h"
+
+typedef struct Remote Remote;
+
+typedef struct RemoteFile {
+    char *name;         /* its URL as it may be printed */
+    char *url;          /* https://: as it is requested; NULL: s3:// */
+    char *bucket, *key; /* s3:// */
+    char entry[33];     /* in the store of copies */
+    char *path;         /* of its copy, perhaps not there yet */
+    char etag[HTTP_ETAG], modified[HTTP_DATE];
+    uint64_t size;
+    char sha256[65]; /* of this version; "": not known */
+} RemoteFile;
+
+/* limit: bytes of all copies, 0 for any number. ERR_UNAVAILABLE in a build without libcurl. */
+ErrorCode remote_open(Remote **remote, const char *cache_dir, uint64_t limit, Error *err);
+void remote_close(Remote *remote); /* NULL is fine */
+
+/* The files of a URL, in the order of their names' bytes. ERR_NOINPUT if there is none. Free with
+ * remote_free. */
+ErrorCode remote_find(Remote *remote, const char *url, RemoteFile **files, size_t *count, Error *err);
+void remote_free(RemoteFile *files, size_t count); /* NULL is fine */
+/* Fetches what is missing of files[which[0, count)]. `label` names them in the progress. */
+ErrorCode remote_fetch(Remote *remote, const char *label, RemoteFile *files, const size_t *which,
+                       size_t count, Error *err);
+/* Stores the hash of the copy, so that a later start need not fetch a file whose tokens it has. */
+ErrorCode remote_remember(Remote *remote, RemoteFile *file, const char sha256[65], Error *err);
+
+#endif
