@@ -61,18 +61,18 @@ typedef struct DataConfig {
     TokenizerKeys tokenizer_keys;
     char *cache_dir;
     double remote_cache_gib; /* of copies of remote files; 0: no limit */
-    uint64_t unit_bytes;    /* data/token_units.h; set by tests, no key */
-    int weights;            /* MixtureWeights */
-    bool document_mask;     /* positions restart and attention stays inside documents */
-    bool add_bos, add_eos;  /* around each document */
-    int bad_lines;          /* BadLines */
-    double bad_lines_limit; /* per source: a count, or a fraction of its lines if below 1 */
-    int chat_loss_on;       /* ChatLossOn */
-    char *chat_template;    /* a file; empty: the tokenizer's own */
-    char *chat_date;        /* date that templates see; empty: none */
-    int64_t seed;           /* of the order of samples */
-    int64_t prefetch;       /* microbatches kept ready */
-    bool audit;             /* record the samples of each step (observe/audit.h) */
+    uint64_t unit_bytes;     /* data/token_units.h; set by tests, no key */
+    int weights;             /* MixtureWeights */
+    bool document_mask;      /* positions restart and attention stays inside documents */
+    bool add_bos, add_eos;   /* around each document */
+    int bad_lines;           /* BadLines */
+    double bad_lines_limit;  /* per source: a count, or a fraction of its lines if below 1 */
+    int chat_loss_on;        /* ChatLossOn */
+    char *chat_template;     /* a file; empty: the tokenizer's own */
+    char *chat_date;         /* date that templates see; empty: none */
+    int64_t seed;            /* of the order of samples */
+    int64_t prefetch;        /* microbatches kept ready */
+    bool audit;              /* record the samples of each step (observe/audit.h) */
 } DataConfig;
 
 extern const Option data_options[];

@@ -6,8 +6,8 @@
  *
  *  D1. Bytes are appended to .part only from answers that begin where it ends and are of the version in
  *      .about.json: by If-Match, and by the answer's ETag and size.
- *  D2. .part of an earlier process is continued only in the same boot: after a power failure its end might not
- *      be what was written. */
+ *  D2. .part of an earlier process is continued only in the same boot: after a power failure its end might
+ *      not be what was written. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -240,14 +240,16 @@ static struct curl_slist *set_headers(CURL *curl, const HttpRequest *q) {
     return headers;
 }
 
-/* Failures that pass by themselves: of names, connections, and transfers that were cut. */
+/* Failures that pass by themselves: of names, connections, transfers that were cut, and answers that are not
+ * HTTP (CURLE_UNSUPPORTED_PROTOCOL). */
 static bool may_pass(CURLcode code) {
     static const CURLcode codes[] = {CURLE_COULDNT_RESOLVE_HOST, CURLE_COULDNT_RESOLVE_PROXY,
                                      CURLE_COULDNT_CONNECT,      CURLE_HTTP2,
                                      CURLE_PARTIAL_FILE,         CURLE_OPERATION_TIMEDOUT,
                                      CURLE_SSL_CONNECT_ERROR,    CURLE_GOT_NOTHING,
                                      CURLE_SEND_ERROR,           CURLE_RECV_ERROR,
-                                     CURLE_HTTP2_STREAM,         CURLE_WEIRD_SERVER_REPLY};
+                                     CURLE_HTTP2_STREAM,         CURLE_WEIRD_SERVER_REPLY,
+                                     CURLE_UNSUPPORTED_PROTOCOL};
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         if (code == codes[i]) return true;
     return false;

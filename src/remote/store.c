@@ -266,7 +266,7 @@ static void measure(void *ctx, int dir, const char *name, const struct stat *st)
     if (is_about(name))
         copy->used = st->st_mtim;
     else
-        copy->bytes += (uint64_t)st->st_blocks * 512;
+        copy->bytes += (uint64_t)st->st_size;
 }
 
 static void add_copy(const RemoteStore *s, Copies *all, const char *name) {

@@ -154,7 +154,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.note("hangup")
             self.close_connection = True
         elif action == "body":
-            self.answer(200, argument.encode())
+            self.answer(200, urllib.parse.unquote(argument).encode())
         else:
             return False
         return True
@@ -173,7 +173,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.problem(412, "PreconditionFailed")
         first, end, status = 0, len(data), 200
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if asked and action != "norange":
+        if asked and action not in ("norange", "unsized"):
             first, end = int(asked[1]), min(int(asked[2]) + 1 if asked[2] else end, end)
             if first >= len(data):
                 return self.problem(416, "InvalidRange", headers=[("Content-Range", f"bytes */{len(data)}")])
@@ -193,7 +193,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             length += int(argument)
         if action == "long":
             part += b"x" * int(argument)
-        if action in ("nolength", "long"):
+        if action in ("nolength", "unsized", "long"):
             self.send_header("Connection", "close")
             self.close_connection = True
         else:
