@@ -1,4 +1,4 @@
-/* The rows of an option table, a macro call each:
+/* The rows of an option table (argparse, parse_args), a macro call each:
  *
  *     INT, REAL    (key, field, default, least, most, effect, help ...)
  *     CHOICE       (key, field, default, words, effect, help ...)

@@ -8,7 +8,11 @@
  *
  * The digest covers names, shapes and values as fp32, in order of names. So it depends neither on how a model
  * is divided into shards, nor on the dtype if the values are the same: fp32 and bf16 files of bf16 weights
- * have one digest. `weft inspect` prints it, and tests compare runs by it. */
+ * have one digest. `weft inspect` prints it, and tests compare runs by it.
+ *
+ * Elsewhere called: reshard on resume, resharding of distributed checkpoints (DCP): modelfiles_load reads the
+ * segments that this rank has on the mesh of today (train/tensors.c: tensors_add; program/partition.c:
+ * segment_run), whatever mesh wrote the files. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

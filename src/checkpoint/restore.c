@@ -6,9 +6,7 @@
  *     checkpoint_prune        removes what is old and good; never what it cannot read
  *
  * A checkpoint is verified as a whole before any of it is opened. Nobody may write to it between the two,
- * which the run's lock ensures.
- *
- * Elsewhere called: resharding of distributed checkpoints (DCP). */
+ * which the run's lock ensures. Resharding is in modelvalues.c: modelfiles_load. */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>

@@ -9,8 +9,8 @@
  *  1. Calls for one rank are serialised (its Comm holds a mutex).
  *  2. Between two ranks, on one channel and with one tag, the k-th send matches the k-th receive. Messages of
  *     different channels never match.
- *  3. A post returns at once. Its memory belongs to the transport until finished or test has reported its
- *     end. Posts between begin and end may be held back until end; the caller does not wait in between.
+ *  3. Posting a send or receive returns at once. Its buffer is in use until `finished` or `test` reports the
+ *     end. Between `begin` and `end` a transport may hold posts back; the caller must not wait there.
  *  4. An event is a number below `events`, chosen by the caller. It can be used again once its end was
  *     reported.
  *  5. Nothing is allocated after the last join. */

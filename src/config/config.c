@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/url.h"
 #include "model/families/family.h"
+#include "optimizer/optimizer.h"
 #include "remote/location.h"
 
 enum { MOST_MICROBATCHES = 1000000 }; /* per step and rank: programs have an action for each */
@@ -155,20 +156,27 @@ static ErrorCode check_noise(const Config *c, const OptionSet *set, Error *err) 
                         c->optimizer.clip_norm);
 }
 
-static bool names_muon(const OptimizerOptions *o) {
+/* The first optimizer, of the section or of a group, that has a usual momentum; NULL: none. */
+static const Optimizer *brings_momentum(const OptimizerOptions *o) {
     const OptimizerGroup *groups = (const OptimizerGroup *)(const void *)o->groups.items;
-    for (size_t i = 0; i < o->groups.count; i++)
-        if (groups[i].settings.kind == OPTIMIZER_MUON) return true;
-    return o->settings.kind == OPTIMIZER_MUON;
+    const Optimizer *by = optimizer_of((OptimizerKind)o->settings.kind);
+    for (size_t i = 0; !by->momentum && i < o->groups.count; i++)
+        if (groups[i].settings.kind >= 0) by = optimizer_of((OptimizerKind)groups[i].settings.kind);
+    return by->momentum ? by : NULL;
 }
 
-/* Muon's usual values. AdamW reads neither key, so only an SGD section uses them for itself. */
+/* A section whose own optimizer reads the keys, as SGD does, uses them for itself. AdamW reads neither. */
 static ErrorCode take_momentum(const Config *c, OptionSet *set, Error *err) {
-    static const char *const defaults[][2] = {{"optimizer.momentum", "0.95"}, {"optimizer.nesterov", "true"}};
-    if (!names_muon(&c->optimizer) || c->optimizer.settings.kind == OPTIMIZER_SGD) return OK;
+    const Optimizer *section = optimizer_of((OptimizerKind)c->optimizer.settings.kind),
+                    *by = brings_momentum(&c->optimizer);
+    if (!by || (by != section && strstr(section->reads, "momentum"))) return OK;
+    const char *const defaults[][2] = {{"optimizer.momentum", by->momentum},
+                                       {"optimizer.nesterov", by->nesterov}};
+    char where[64];
+    snprintf(where, sizeof where, "default of %s", by->name);
     for (int i = 0; i < 2; i++)
         if (!options_is_set(set, defaults[i][0]))
-            TRY(options_derive(set, defaults[i][0], defaults[i][1], "default of muon", err));
+            TRY(options_derive(set, defaults[i][0], defaults[i][1], where, err));
     return OK;
 }
 

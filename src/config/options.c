@@ -26,7 +26,7 @@ static const Option run_options[] = {
            LOCAL),
     /* Must be given at each start; for restarts train_supervised applies it only once. */
     BOOL("run.overwrite", run.overwrite, "false", NOTHING,
-         "Start anew in a directory that already holds a run, whose records and checkpoints are removed."),
+         "Start over in a directory that already holds a run, whose records and checkpoints are removed."),
     TEXTS("run.allow_changes", run.allow_changes, "", NOTHING,
           "Keys that may differ from those of the checkpoint that a run goes on from; also data, tokenizer, "
           "mixture, base; unknown: keys that this weft does not know."),

@@ -11,8 +11,8 @@
  * 3. Host memory given to `upload`, and the list of addresses given to sum_parts, are read when the op is
  *    enqueued and may be reused at once. Host memory given to `download` is written when the op runs; until
  *    that has finished its contents are undefined.
- *    No op returns a value to the host. No op takes a number that the device has computed or that changes
- *    from step to step: such numbers live in tensor memory, so that a whole step can be enqueued at once.
+ *    No op returns a value to the host or takes one that the device has computed: such numbers, and learning
+ *    rate and the like, are in tensor memory, so that a step is enqueued whole. (But see fixed_add: limit.)
  * 4. device_finish makes the host wait, which costs a GPU tens of microseconds of work: waits are counted.
  * 5. Only device/ dereferences tensor memory. Other code holds addresses, adds offsets, and calls ops. The
  *    guard build (pool.h) proves it.
@@ -22,7 +22,7 @@
  *    of a slice (of tokens, heads, outputs, logits) is the slice of the full result, bit for bit. For matrix
  *    products this holds of those with splits (see KSplit). Sums are cut by constants and by splits, never
  *    by the length of a slice.
- * 8. No op allocates. Scratch comes from Device.scratch, whose size `scratch_bytes` returns in advance. It
+ * 8. No op takes tensor memory. Scratch is Device.scratch, whose size `scratch_bytes` returns in advance. It
  *    belongs to ON_COMPUTE: other streams only take copies, uploads, downloads and sum_parts.
  *
  * On the CPU an op has ended when its call returns, every event has been reached, and finishing costs
@@ -43,7 +43,7 @@ typedef long long atomic_llong; /* GPU kernels are C++ and use no counter */
 #include "base/error.h"
 #include "base/text.h"
 
-typedef enum Dtype { DTYPE_F32, DTYPE_BF16 } Dtype;
+typedef enum Dtype { DTYPE_F32, DTYPE_BF16 } Dtype; /* ggml type_traits; docs/inside/add-a-dtype.md */
 static inline size_t dtype_bytes(Dtype t) { return t == DTYPE_F32 ? 4 : 2; }
 const char *dtype_name(Dtype t); /* "fp32", "bf16" */
 

@@ -1,6 +1,6 @@
 /* Collectives between ops of a unit, as the collective rows of its layers declare them (model/layers/layer.h:
- * Collective): COLLECTIVE starts one, WAIT ends it. Outside of the layers, only this file distinguishes kinds
- * of collectives.
+ * Collective): COLLECTIVE starts one, WAIT ends it. docs/inside/add-a-collective.md lists the other places
+ * that distinguish kinds of collectives.
  *
  *     ALL_GATHER      local shard --copy, or packed--> its range of the full tensor ==all-gather==> all
  *     REDUCE_SCATTER  partial sums ==reduce-scatter==> local shard, fp32        WAIT --round, bias--> result
@@ -16,7 +16,7 @@
  * between start and end touch none of these tensors: a program that would is refused (program/check.c).
  *
  * Elsewhere called: Megatron mappings.py: all-gather, reduce-scatter, all-to-all of sequence, tensor and
- * context parallelism. */
+ * context parallelism; ncclAllGather, ncclReduceScatter, ncclAllReduce. */
 #include "engine/execution.h"
 
 #include "device/ops/memory.h"

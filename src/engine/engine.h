@@ -2,7 +2,7 @@
  * or one evaluation.
  *
  * Life: engine_open (every byte of the run); then engine_initialise, or weights and state from a checkpoint
- * followed by engine_refresh; then steps. Nothing is allocated inside a step.
+ * followed by engine_refresh; then steps. A step takes no tensor memory (pools) from the device.
  *
  * One rank alone cannot recover from a communication failure inside a step, so such a failure ends the run on
  * all ranks (comm_fail). */

@@ -67,6 +67,8 @@ void statistics_close(Engine *e) {
     if (e->statistics.host) e->device->runtime.host_give(e->device, e->statistics.host);
 }
 
+/* The loss is scaled by 1 / target tokens of the whole step, not by 1 / gradient_accumulation_steps
+ * (elsewhere called: loss_scale). So gradient accumulation is a sum and no average of averages. */
 void statistics_begin(Execution *x) {
     Engine *e = x->engine;
     const Statistics *s = &e->statistics;

@@ -140,10 +140,10 @@ static float move_of(const Param *p, float speed, int64_t mine, int64_t all) {
     return all > 0 ? speed * (float)fmax(1 - (double)mine / (double)all, -1) : 0;
 }
 
-/* Moves the bias with which experts are chosen (Wang et al., "Auxiliary-loss-free load balancing", 2024): up
- * for experts with fewer tokens than the layer's mean, down for those with more. Counts are of the whole
- * step, so the moves are the same on every mesh. What is added goes through the memory of the bias's
- * gradient, which nothing reads. */
+/* Moves the bias with which experts are chosen (Wang et al., "Auxiliary-loss-free load balancing", 2024;
+ * DeepSeek: e_score_correction_bias; Megatron: expert_bias): up for experts with fewer tokens than the
+ * layer's mean, down for those with more. Counts are of the whole step, so the moves are the same on every
+ * mesh. What is added goes through the memory of the bias's gradient, which nothing reads. */
 static void move_run(Engine *e, int i, ParamSegment segment, int64_t at, SegmentRun elements) {
     const Param *p = &e->model.table.params[i];
     const int64_t *counts = statistics_routed(e, p->layer);

@@ -109,7 +109,7 @@ static bool is_brotli(const FileEnds *e) {
 #define TWICE "it is compressed twice: decompress it once"
 #define TEXT_OF "weft tokenizes by itself: name the text that these ids were made of"
 #define TOKENS "give the source format: tokens"
-#define INDEXED "name the .bin file beside it, with format: tokens"
+#define INDEXED "name the .bin file next to it, with format: tokens"
 #define EXTRACT "extract its text first"
 #define MODEL "data.sources takes text"
 #define RECODE(name) "convert it with: iconv -f " name " -t UTF-8"

@@ -208,7 +208,7 @@ static ErrorCode read_header(TokenFile *f, TokenType type, bool *llmc, Error *er
     uint64_t magic = little_endian(head, 4);
     *llmc = magic == 20240520 || magic == 20240801 || magic == 20240522;
     if (memcmp(head, "MMIDIDX\0", 8) == 0)
-        return error_set(err, ERR_DATA, "%s: an index of Megatron, not ids: name the .bin beside it",
+        return error_set(err, ERR_DATA, "%s: an index of Megatron, not ids: name the .bin next to it",
                          f->file.path);
     if (memcmp(head, "\x93NUMPY", 6) == 0)
         TRY(read_npy(f, err));

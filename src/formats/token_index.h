@@ -9,7 +9,7 @@
 
 typedef struct TokenIndex TokenIndex;
 
-/* Path of the index beside `path` if that is PREFIX.bin and PREFIX.idx is an index, else NULL; the caller
+/* Path of the index next to `path` if that is PREFIX.bin and PREFIX.idx is an index, else NULL; the caller
  * frees it. */
 char *token_index_path(const char *path);
 

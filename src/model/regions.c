@@ -3,8 +3,9 @@
  * reads it, else to `scratch`.
  *
  *  1. The plan counts with the same walk that assigns addresses, so the two cannot differ.
- *  2. No two rows share bytes, even in scratch: an op may read what any earlier op of the pass has made. Only
- *     units share memory, since their passes do not overlap.
+ *  2. No two rows of a layer share bytes, even in scratch: an op may read what any earlier op of the pass has
+ *     made. Units share memory, since their passes do not overlap, and a block's sublayers the TP buffers
+ *     (take_shared).
  *
  * What stays in the slab from the forward pass to the backward pass, by lifetime and policy:
  *

@@ -63,6 +63,8 @@ static const Optimizer optimizers[OPTIMIZER_KINDS] = {
     [OPTIMIZER_MUON] = {.name = "muon",
                         .keeps = "momentum",
                         .reads = "lr, weight_decay, momentum, nesterov, muon_scale, muon_coefficients",
+                        .momentum = "0.95",
+                        .nesterov = "true",
                         .state = {{"momentum_buffer", "the momentum"}},
                         .flops = 13,
                         .matrices = &muon_matrices,

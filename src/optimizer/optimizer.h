@@ -64,6 +64,8 @@ typedef struct Optimizer {
     const char *name;  /* as in optimizer.kind */
     const char *keeps; /* name of its states: "moments" */
     const char *reads; /* names of the settings it reads, "lr, weight_decay, ..." */
+    /* Its defaults of optimizer.momentum and optimizer.nesterov; NULL: those of the options. */
+    const char *momentum, *nesterov;
     OptimizerState state[OPTIMIZER_STATES];
     double flops; /* per element, at most, without matrix products */
     /* Set for an optimizer that treats matrices as matrices. It takes those of blocks, each on one rank;

@@ -12,7 +12,10 @@
  * tests/ranks/test_pipeline_memory.sh that ranks take what was planned.
  *
  * First fit in order of first use need not give the smallest packing, which is hard to find. It is fast, and
- * the same on every machine. */
+ * the same on every machine.
+ *
+ * Elsewhere called: liveness analysis and graph allocator (ggml: gallocr), caching allocator (PyTorch), which
+ * a plan replaces. */
 #include "plan/memory.h"
 
 #include <limits.h>

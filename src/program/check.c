@@ -19,9 +19,11 @@
  *     data overwritten before it was read              the tensor holds something else
  *     accesses to tensors in flight                    a started row names the tensor
  *
- * for every row: the check knows no layer and no kind of collective. A program that would hang, read missing
- * data, or leave out a sum is thus refused before memory is taken. A schedule written by hand passes through
- * here like any other. */
+ * for every row: the check knows no layer, and of the kinds of collectives only COLL_DISPATCH, whose action
+ * runs ops. A program that would hang, read missing data, or leave out a sum is thus refused before memory is
+ * taken. A schedule written by hand passes through here like any other.
+ *
+ * Elsewhere called: liveness analysis (use before definition). Of buffers: plan/memory.c. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -4,10 +4,10 @@
  *
  *     shard: gradient, momentum -> direction =MATRIX_GATHER=> matrix -> step =MATRIX_SCATTER=> shard: weight
  *
- * Weights and states stay sharded, so norm, checkpoints and passes are not concerned. The rank of dp_shard
- * that has a matrix's shards is found as without tp (program/cuts.h), and alike on all ranks of tp. The
- * matrices of that rank are then assigned to owners over tp by the FLOPs of their steps. So over dp_shard x
- * tp each step is computed once.
+ * Weights and states stay sharded, so norm, checkpoints and passes are the same as without owners. The rank
+ * of dp_shard that holds a matrix is chosen as without tp (program/cuts.h), so it is the same on all ranks of
+ * tp. Its matrices are then assigned to owners over tp by the FLOPs of their steps. Over dp_shard x tp each
+ * step is thus computed once.
  *
  * The exchange uses two buffers, each with a segment for every rank of tp:
  *

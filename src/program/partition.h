@@ -131,9 +131,9 @@ int64_t partition_counted(
 /* Whether any parameter has replicas somewhere on the mesh, on this rank or not. */
 bool partition_has_copies(const Partition *p);
 
-/* Runs of a segment in the parameter as model files store it, which names and seeds number. A local shard
- * that is narrower than its matrix has one run for each column range of each row, any other one for each row
- * range. */
+/* Contiguous runs of a segment's elements, numbered by element index in the unsharded parameter, as in model
+ * files and for seeds. A local shard narrower than its matrix has one run for each column range of each row,
+ * any other one for each row range. Resharding on resume reads these runs (checkpoint/modelvalues.c). */
 typedef struct SegmentRun {
     int64_t element, count; /* elements of the unsharded parameter */
 } SegmentRun;

@@ -31,8 +31,8 @@
  *     UPDATE u          optimizer step of the owned shard of unit u, and its compute copy; waits for
  *                       MATRIX_SCATTER
  *
- * Reductions of one microbatch name it; those of a step name none. Unit number `units` is the tied head's
- * gradient.
+ * A reduction of one microbatch has its index in `microbatch`, that of a whole step has -1. Unit number
+ * `units` is the tied head's gradient.
  *
  * Invariants, checked by program_check
  *    1. Each FWD u m of a unit that runs here comes once, after FWD u-1 m, RECV_F u m or (u = 0) LOAD m.
@@ -51,9 +51,9 @@
  *       each once: ascending in a forward pass, descending in a backward pass. In a BWD of several actions
  *       the wgrad of an op may come later than its dgrad, but not after the last action.
  *    9. Every sum that the table of axes (program/axes.h) lists has an action that computes it.
- *   10. No action reads data that has not been made, is still in flight, or was overwritten, and none writes
- *       where data is in flight (program/check.c). Each collective that a row declares for a pass runs once,
- *       and has ended when the pass ends. */
+ *   10. For tensors that collective rows name: none is read before it is made, in flight, or overwritten, or
+ *       written in flight (check.c). Each row's collective runs once in a pass and has ended when that ends.
+ *       Buffers of the memory plan are not checked here (plan/memory.c: hold_sends; test_program.c). */
 #ifndef WEFT_PROGRAM_PROGRAM_H
 #define WEFT_PROGRAM_PROGRAM_H
 

@@ -362,7 +362,7 @@ static void go_on_from_best(Trainer *t) {
         log_info("the best checkpoint by %s, of step %lld, is kept for it no longer", best->figure,
                  (long long)best->step);
     if (best->step > 0 && same && !there && t->is_rank0)
-        log_warn("the best checkpoint by %s, of step %lld, is not there any more: it is looked for anew",
+        log_warn("the best checkpoint by %s, of step %lld, is not there any more: the search starts again",
                  best->figure, (long long)best->step);
     if (!same || !there) *best = (BestCheckpoint){.step = 0};
     free(path);

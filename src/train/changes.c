@@ -172,11 +172,11 @@ static ErrorCode refuse_differences(const Differences *d, Error *err) {
     if (d->count > MOST_NAMED) snprintf(more, sizeof more, "; and %d more", d->count - MOST_NAMED);
     if (d->other_run)
         return error_set(err, ERR_CONFIG,
-                         "%s%s, which is another run: put %s back, or start anew with run.overwrite=true",
+                         "%s%s, which is another run: put %s back, or start over with run.overwrite=true",
                          d->refused.data, more, it);
     return error_set(
         err, ERR_CONFIG,
-        "%s%s, which would change the curve: put %s back, or say run.allow_changes=[%s], or start anew with "
+        "%s%s, which would change the curve: put %s back, or say run.allow_changes=[%s], or start over with "
         "run.overwrite=true",
         d->refused.data, more, it, d->keys.data);
 }
@@ -189,7 +189,7 @@ static ErrorCode check_unknown(const Text *unknown, const Config *c, Text *messa
         return error_set(err, ERR_CONFIG,
                          "the checkpoint has keys that this weft does not know, which may change the curve: "
                          "%s; go on with the weft that wrote it, or say run.allow_changes=[unknown], or "
-                         "start anew with run.overwrite=true",
+                         "start over with run.overwrite=true",
                          unknown->data);
     text_printf(message, "%skeys that this weft does not know are dropped: %s (%s)",
                 message->length ? "; " : "", unknown->data, options_effect_name(EFFECT_CURVE));

@@ -94,7 +94,7 @@ static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, bool shared, const Ch
     }
     error_set(err, ERR_DATA,
               "no checkpoint is good: \"weft checkpoint verify\" names what is damaged; put back a copy, or "
-              "start anew with run.overwrite=true");
+              "start over with run.overwrite=true");
     err->reported = !speaks;
     return ERR_DATA;
 }

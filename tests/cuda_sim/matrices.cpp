@@ -107,7 +107,7 @@ void sim_begin_product(SimProduct p, bool add) {
         memset((void *)p.sums, 0xff, bytes);
     }
     Beside &b = beside_of(t, p.sums);
-    if (!add && b.products > 0) sim_broken("sums that begin anew while products add to them");
+    if (!add && b.products > 0) sim_broken("sums that begin again while products add to them");
     if (!add) memset(b.values, 0, sizeof b.values);
     b.products++;
     t.begun.push_back({p, t.closed});

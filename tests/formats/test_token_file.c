@@ -188,7 +188,7 @@ static void test_bad_headers(void **state) {
     expect_refused("\x93NUMPY\x01\0\x02\0{}", 12, &any, "its header is incomplete");
     expect_refused("abcd", 4, &any, "give the source dtype: uint16, uint32 or int32");
     expect_refused("abc", 3, &u16, "3 bytes are no whole number of ids of 2 bytes");
-    expect_refused("MMIDIDX\0\0\1\0\0", 12, &any, "an index of Megatron, not ids: name the .bin beside it");
+    expect_refused("MMIDIDX\0\0\1\0\0", 12, &any, "an index of Megatron, not ids: name the .bin next to it");
     Text file = {0};
     add_llmc(&file, 20240522, 1, 0);
     expect_refused(file.data, file.length, &any, "an evaluation file of llm.c");

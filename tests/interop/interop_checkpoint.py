@@ -448,7 +448,7 @@ def check_all(weft, work, torch):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weft", default="build/weft")
-    parser.add_argument("--logits", help="default: beside weft")
+    parser.add_argument("--logits", help="default: next to weft")
     parser.add_argument("--require", action="store_true", help="a missing package is a failure")
     args = parser.parse_args()
     if missing("numpy", args.require) or missing("safetensors", args.require):

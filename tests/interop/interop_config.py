@@ -190,7 +190,7 @@ class Walk:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weft", default="build/weft")
-    parser.add_argument("--logits", help="default: beside weft")
+    parser.add_argument("--logits", help="default: next to weft")
     parser.add_argument("--require", action="store_true", help="a missing package is a failure")
     parser.add_argument("--verbose", action="store_true", help="a line for each change")
     parser.add_argument("--all", action="store_true", help="ask transformers too about what weft refuses, to count what both do")

@@ -101,7 +101,7 @@ def peft_if_there(require):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weft", default="build/weft")
-    parser.add_argument("--logits", help="default: beside weft")
+    parser.add_argument("--logits", help="default: next to weft")
     parser.add_argument("--require", action="store_true", help="a missing package is a failure")
     parser.add_argument("families", nargs="*")
     args = parser.parse_args()

@@ -157,7 +157,7 @@ def follow(browser, weft):
     browser.until(f"document.querySelector('.card .state').textContent === 'running' && {STEP} > {last}")
     stop(run, 75)
     if not browser.value("window.loadedOnce"):
-        sys.exit("the page was loaded anew")
+        sys.exit("the page was loaded again")
     browser.value("document.querySelector('summary').click()")
     browser.until("document.querySelector('pre').textContent.includes('optimizer:')")
     browser.value("document.querySelector('#log').click()")

@@ -311,7 +311,7 @@ static void test_growth(void **state) {
         "{% for m in messages if m.role != 'tool' %}{{ m.role }}{{ loop.last }}{% endfor %}",
         "{% set list = [messages] %}{% for m in messages %}{{ list[0]|length }}{% endfor %}"};
     for (size_t i = 0; i < sizeof goes_on / sizeof *goes_on; i++)
-        if (check_growth(goes_on[i]) == 0 && i != 6) fail_msg("%s: begins anew", goes_on[i]);
+        if (check_growth(goes_on[i]) == 0 && i != 6) fail_msg("%s: begins again", goes_on[i]);
     for (size_t i = 0; i < sizeof anew / sizeof *anew; i++)
         if (check_growth(anew[i]) > 0) fail_msg("%s: goes on", anew[i]);
     check_growth("{% for m in messages %}{{ loop.length }}{{ loop.revindex }}{% endfor %}");

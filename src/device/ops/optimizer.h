@@ -125,7 +125,7 @@ typedef struct FixedAddArgs {
     const float *g; /* [n] */
     int64_t *acc;   /* [n] */
     bool set;
-    double limit;
+    double limit; /* by the step's number of microbatches, which a ramp-up changes */
     FixedRefusals *refused;
 } FixedAddArgs;
 

@@ -41,7 +41,7 @@ typedef struct Arch {
     bool sinks;          /* attention has sinks */
     bool fused_experts;  /* all experts' matrices are stored as one, as [inputs, outputs] */
     bool packed_experts; /* published as MXFP4 (checkpoint/packed.h) */
-    bool expert_bias;    /* experts and their router have biases */
+    bool expert_bias;    /* experts and their router have additive biases (balancing: engine/update.c) */
     bool mtp_module;     /* files may have an MTP module (layers/mtp.c) */
     bool latent;         /* attention is MLA: layers/latent.c */
     bool sigmoid_router; /* expert scores are sigmoids; a bias is added where experts are chosen */

@@ -18,6 +18,9 @@
  * In Llama 4 a weight multiplies its expert's input instead of its result: rows are gathered times their
  * weights, results are added up unweighted, and the gradient of x is weighted instead.
  *
+ * Load balancing: a loss (balance), or without one a bias on the scores by which experts are chosen
+ * (CORRECTION_BIAS, BALANCE_BIAS), which engine/update.c: move_run moves once a step.
+ *
  * No token is dropped: the planned memory holds k rows for each token, wherever they go. Rows are sorted by
  * expert, tokens ascending, and the k results of a token are added in the order of experts, so nothing
  * depends on which finishes first. An expert may get no tokens: its gradient is then zero, and its optimizer

@@ -134,11 +134,11 @@ typedef struct AdapterScratch {
  * [out], are adjacent; the first one that a model has begins the matrix. */
 typedef struct Product {
     const ParamRow *weight, *bias; /* bias NULL: never any */
-    int rows;                      /* of weight, and of bias: 1 for 0 */
+    int rows;                      /* of weight, and of bias; 0 means 1 */
     Dim out, in;
 } Product;
 
-/* ---- collectives ---- */
+/* ---- collectives (ncclAllGather, ncclReduceScatter ...); docs/inside/add-a-collective.md ---- */
 
 typedef enum CollKind {
     COLL_ALL_GATHER,
@@ -387,8 +387,8 @@ void product_summed(const LayerPass *w, const Product *p, const float *partials 
 void product_input_summed(const LayerPass *w, const Product *p, void *dx /* [own, in] c */);
 
 /* Adapters alone, for layers that compute a product themselves where TP may shard matrices. */
-/* Forward, row-parallel matrix: x A^T, or partial sums of it; and what that adds to y, when it was complete
- * on this rank, and when it was summed over ranks. */
+/* Forward. _inner makes x A^T, of a row-parallel matrix partial sums of it. _output adds the adapter's
+ * contribution to y if x A^T is complete on this rank; _summed does so after the reduce-scatter. */
 void product_adapters_inner(const LayerPass *w, const Product *p, const void *x /* [T, in] c */);
 void product_adapters_output(const LayerPass *w, const Product *p, void *y /* [T, out] c */);
 void product_adapters_summed(const LayerPass *w, const Product *p, void *y /* [own, out] c */);

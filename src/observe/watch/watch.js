@@ -129,8 +129,8 @@
       of: (p) => share(p, 'wait'), also: (p) => share(p, 'data') },
     { id: 'seconds', title: 'Time', unit: 'milliseconds a step', smooth: true, zero: true, of: (p) => p.seconds.map((v) => (known(v) ? 1000 * v : null)) },
     { id: 'memory', title: 'Memory', unit: 'GiB, rank 0', zero: true, of: (p) => p.resident.map((v) => v / GIB) },
-    { id: 'z_loss', title: 'z-loss', unit: 'beside the loss', smooth: true, optional: true, of: (p) => p.z_loss },
-    { id: 'balance_loss', title: 'Balance loss', unit: 'of experts, beside the loss', smooth: true, optional: true, of: (p) => p.balance_loss },
+    { id: 'z_loss', title: 'z-loss', unit: 'not in the loss', smooth: true, optional: true, of: (p) => p.z_loss },
+    { id: 'balance_loss', title: 'Balance loss', unit: 'of experts, not in the loss', smooth: true, optional: true, of: (p) => p.balance_loss },
     { id: 'imbalance', title: 'Experts', unit: 'tokens of one, largest / mean, worst layer', smooth: true, optional: true, of: (p) => p.imbalance },
     { id: 'noise', title: 'Gradient noise scale', unit: 'targets', smooth: true, optional: true, of: (p) => p.noise },
   ];
