@@ -507,3 +507,14 @@ ErrorCode json_get_string(const cJSON *object, const char *where, const char *ke
     *out = member->valuestring;
     return OK;
 }
+
+const char *json_names(const cJSON *object, char out[JSON_NAMES]) {
+    size_t used = 0;
+    out[0] = '\0';
+    for (const cJSON *item = object->child; item && used + 40 < JSON_NAMES; item = item->next) {
+        char name[33];
+        error_escape(name, sizeof name, item->string, strlen(item->string));
+        used += (size_t)snprintf(out + used, JSON_NAMES - used, "%s%s", used ? ", " : "", name);
+    }
+    return out;
+}

@@ -30,6 +30,10 @@ ErrorCode json_parse_literals(const char *where, const char *data, size_t length
 /* The same without a copy of the line; numbers in it are overwritten. */
 ErrorCode json_parse_literals_in(const char *where, char *data, size_t length, cJSON **root, Error *err);
 
+/* The first few names of an object's members for an error, escaped, since they come from a file: "a, b". */
+enum { JSON_NAMES = 160 };
+const char *json_names(const cJSON *object, char out[JSON_NAMES]);
+
 /* For a member that may be a value or a list of values: the first, and the one after `item`; NULL at the
  * end. */
 const cJSON *json_first(const cJSON *member);

@@ -16,6 +16,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "data/chat_form.h"
 #include "template/template.h"
 #include "tokenizer/tokenizer_config.h"
 
@@ -205,13 +206,6 @@ int32_t chat_end_token(const Chat *c) { return c->end_token; }
 
 /* ---- messages ---- */
 
-typedef struct Conversation {
-    const char *where;        /* "file:line" */
-    cJSON *messages;          /* an array */
-    cJSON *tools, *variables; /* for the template; NULL: none */
-    int count, first;         /* messages; those from `first` on may be trained on */
-} Conversation;
-
 /* Length of the special token that text[0, length) begins with; 0: none. */
 static size_t special_at(const Chat *c, const char *text, size_t length) {
     if (!c->special_first[(unsigned char)text[0]]) return 0;
@@ -270,104 +264,7 @@ static ErrorCode disarm(const Chat *c, const char *where, cJSON *item, Error *er
     return OK;
 }
 
-static const char *role_of(const cJSON *message) {
-    const cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role");
-    return cJSON_IsString(role) ? role->valuestring : NULL;
-}
-
-static bool is_answer(const cJSON *message) { return strcmp(role_of(message), "assistant") == 0; }
-
-static ErrorCode check_messages(const Conversation *v, Error *err) {
-    int i = 0;
-    for (const cJSON *m = v->messages->child; m; m = m->next, i++)
-        if (!cJSON_IsObject(m) || !role_of(m))
-            return error_set(err, ERR_DATA, "%s: message %d is no object with a role and a content", v->where,
-                             i + 1);
-    if (i == 0) return error_set(err, ERR_DATA, "%s: there are no messages", v->where);
-    return OK;
-}
-
-static bool is_given(const cJSON *item) { return item && !cJSON_IsNull(item); }
-
-/* Reasoning has three names; templates read the first or the second. NULL: there is none. */
-static const cJSON *reasoning_of(const cJSON *message) {
-    static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(message, names[i]);
-        if (is_given(item)) return item;
-    }
-    return NULL;
-}
-
-/* Converts a message as transformers does before rendering: drops null members, which templates would print
- * as None, and then gives reasoning both names that templates read. Members are moved, since they may be
- * large. */
-static cJSON *take_message(cJSON *message) {
-    if (!cJSON_IsObject(message)) return message;
-    cJSON *taken = cJSON_CreateObject();
-    const cJSON *reasoning = reasoning_of(message);
-    if (reasoning && !is_given(cJSON_GetObjectItemCaseSensitive(message, "thinking")))
-        cJSON_AddItemToObject(taken, "thinking", cJSON_Duplicate(reasoning, true));
-    for (cJSON *item = message->child, *next; item; item = next) {
-        next = item->next;
-        if (is_given(item))
-            cJSON_AddItemToObject(taken, item->string, cJSON_DetachItemViaPointer(message, item));
-    }
-    if (reasoning && !cJSON_GetObjectItemCaseSensitive(taken, "reasoning_content"))
-        cJSON_AddItemToObject(taken, "reasoning_content", cJSON_Duplicate(reasoning, true));
-    cJSON_Delete(message);
-    return taken;
-}
-
-/* Adds a prompt or a completion: messages as they are, or a text as one message of the given role. */
-static ErrorCode add_part(const Conversation *v, cJSON *root, cJSON *part, const char *role, Error *err) {
-    if (cJSON_IsString(part)) {
-        cJSON *message = cJSON_CreateObject();
-        cJSON_AddStringToObject(message, "role", role);
-        cJSON_AddItemToObject(message, "content", cJSON_DetachItemViaPointer(root, part));
-        cJSON_AddItemToArray(v->messages, message);
-        return OK;
-    }
-    if (!cJSON_IsArray(part))
-        return error_set(err, ERR_DATA, "%s: prompt and completion are texts, or lists of messages",
-                         v->where);
-    while (part->child)
-        cJSON_AddItemToArray(v->messages, take_message(cJSON_DetachItemViaPointer(part, part->child)));
-    return OK;
-}
-
-/* Moves the messages of a line into an array of their own. */
-static ErrorCode read_messages(Conversation *v, cJSON *root, const char *key, Error *err) {
-    cJSON *messages = cJSON_GetObjectItemCaseSensitive(root, key),
-          *prompt = cJSON_GetObjectItemCaseSensitive(root, "prompt"),
-          *completion = cJSON_GetObjectItemCaseSensitive(root, "completion");
-    v->messages = cJSON_CreateArray();
-    if (!messages && prompt && completion) {
-        TRY(add_part(v, root, prompt, "user", err));
-        v->first = cJSON_GetArraySize(v->messages);
-        TRY(add_part(v, root, completion, "assistant", err));
-    } else if (cJSON_IsArray(messages)) {
-        TRY(add_part(v, root, messages, "", err));
-    } else {
-        return error_set(
-            err, ERR_DATA,
-            "%s: expected a list of messages under \"%s\", or \"prompt\" and \"completion\"; name "
-            "another member with `key` in the source",
-            v->where, key);
-    }
-    v->count = cJSON_GetArraySize(v->messages);
-    v->tools = cJSON_GetObjectItemCaseSensitive(root, "tools");
-    v->variables = cJSON_GetObjectItemCaseSensitive(root, "chat_template_kwargs");
-    if (v->variables && !cJSON_IsObject(v->variables) && !cJSON_IsNull(v->variables))
-        return error_set(err, ERR_DATA, "%s: chat_template_kwargs must be an object", v->where);
-    if (cJSON_GetObjectItemCaseSensitive(v->variables, "messages") ||
-        cJSON_GetObjectItemCaseSensitive(v->variables, "add_generation_prompt"))
-        return error_set(
-            err, ERR_DATA,
-            "%s: chat_template_kwargs has messages or add_generation_prompt, which weft itself says",
-            v->where);
-    return check_messages(v, err);
-}
+static bool is_answer(const cJSON *message) { return strcmp(chat_role(message), "assistant") == 0; }
 
 /* ---- rendering ---- */
 
@@ -527,10 +424,10 @@ static const char *roles_found(const Conversation *v, char *out, size_t size) {
     for (const cJSON *m = v->messages->child; m; m = m->next) {
         bool seen = false;
         for (const cJSON *k = v->messages->child; k != m && !seen; k = k->next)
-            seen = strcmp(role_of(k), role_of(m)) == 0;
+            seen = strcmp(chat_role(k), chat_role(m)) == 0;
         size_t used = strlen(out);
         char shown[40];
-        error_escape(shown, sizeof shown, role_of(m), strlen(role_of(m)));
+        error_escape(shown, sizeof shown, chat_role(m), strlen(chat_role(m)));
         if (!seen && used + strlen(shown) + 8 < size)
             snprintf(out + used, size - used, "%s\"%s\"", used ? ", " : "", shown);
     }
@@ -542,7 +439,7 @@ static ErrorCode check_roles(const Conversation *v, Error *err) {
     int i = 1;
     for (const cJSON *m = v->messages->child; m; m = m->next, i++) {
         char shown[40];
-        const char *role = role_of(m);
+        const char *role = chat_role(m);
         if (is_answer(m) || text_distance(role, "assistant") > 2) continue;
         return error_set(err, ERR_DATA, "%s: message %d has the role \"%s\": expected \"assistant\"",
                          v->where, i, error_escape(shown, sizeof shown, role, strlen(role)));
@@ -626,9 +523,9 @@ static ErrorCode put_document(Sink *s, const Turns *t) {
 
 /* ---- interface ---- */
 
-static ErrorCode read_turns(Sink *s, Conversation *v, cJSON *root, const char *key, Turns *t) {
-    if (!cJSON_IsObject(root)) return error_set(s->err, ERR_DATA, "%s: expected a JSON object", v->where);
-    TRY(read_messages(v, root, key, s->err));
+static ErrorCode read_turns(Sink *s, Conversation *v, cJSON *root, const ChatLine *line, Turns *t) {
+    const char *key = line->key && line->key[0] ? line->key : "messages";
+    TRY(chat_form_read(v, line->form, root, key, s->err));
     TRY(disarm(s->chat, v->where, v->messages, s->err));
     if (v->tools) TRY(disarm(s->chat, v->where, v->tools, s->err));
     if (v->variables) TRY(disarm(s->chat, v->where, v->variables, s->err));
@@ -638,27 +535,26 @@ static ErrorCode read_turns(Sink *s, Conversation *v, cJSON *root, const char *k
 /* "file:line" */
 enum { LOCATION = 440 };
 
-static const char *location_of(const char *where, uint64_t line, char out[LOCATION]) {
+static const char *location_of(const ChatLine *line, char out[LOCATION]) {
     char path[400];
-    error_escape(path, sizeof path, where, strlen(where));
-    snprintf(out, LOCATION, "%s:%llu", path, (unsigned long long)line);
+    error_escape(path, sizeof path, line->where, strlen(line->where));
+    snprintf(out, LOCATION, "%s:%llu", path, (unsigned long long)line->number);
     return out;
 }
 
-ErrorCode chat_parse_line(const char *where, uint64_t line, char *data, size_t length, cJSON **parsed,
-                          Error *err) {
+ErrorCode chat_parse_line(const ChatLine *line, char *data, size_t length, cJSON **parsed, Error *err) {
     char location[LOCATION];
-    return json_parse_literals_in(location_of(where, line, location), data, length, parsed, err);
+    return json_parse_literals_in(location_of(line, location), data, length, parsed, err);
 }
 
 /* The last document, usually the only one, is encoded after everything else of the line has been freed. */
-ErrorCode chat_encode_parsed(const Chat *c, const char *where, uint64_t line, cJSON *parsed, const char *key,
-                             TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err) {
+ErrorCode chat_encode_parsed(const Chat *c, const ChatLine *line, cJSON *parsed, TokenList *ids,
+                             DocumentEnds *ends, uint64_t *bytes, Error *err) {
     char location[LOCATION];
     Sink s = {.chat = c, .ids = ids, .ends = ends, .err = err};
-    Conversation v = {.where = location_of(where, line, location)};
+    Conversation v = {.where = location_of(line, location)};
     Turns t = {0};
-    ErrorCode code = read_turns(&s, &v, parsed, key && key[0] ? key : "messages", &t);
+    ErrorCode code = read_turns(&s, &v, parsed, line, &t);
     cJSON_Delete(v.messages);
     cJSON_Delete(parsed);
     if (code == OK) code = put_document(&s, &t);
@@ -667,12 +563,12 @@ ErrorCode chat_encode_parsed(const Chat *c, const char *where, uint64_t line, cJ
     return code;
 }
 
-ErrorCode chat_encode_line(const Chat *c, const char *where, uint64_t line, const char *data, size_t length,
-                           const char *key, TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err) {
+ErrorCode chat_encode_line(const Chat *c, const ChatLine *line, const char *data, size_t length,
+                           TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err) {
     char location[LOCATION];
     cJSON *parsed;
-    TRY(json_parse_literals(location_of(where, line, location), data, length, &parsed, err));
-    return chat_encode_parsed(c, where, line, parsed, key, ids, ends, bytes, err);
+    TRY(json_parse_literals(location_of(line, location), data, length, &parsed, err));
+    return chat_encode_parsed(c, line, parsed, ids, ends, bytes, err);
 }
 
 /* Encodes a prompt with the cuts that a training document of these turns would have: around its assistant
@@ -680,7 +576,7 @@ ErrorCode chat_encode_line(const Chat *c, const char *where, uint64_t line, cons
 static ErrorCode put_prompt(Sink *s, const Conversation *v, Turns *t) {
     Text prompt = {0};
     bool marks = template_marks_assistant(s->chat->template);
-    TRY(check_messages(v, s->err));
+    TRY(chat_check_messages(v, s->err));
     if (!marks) TRY(put_answers(s, v, 0, t));
     s->ids->count = 0; /* drops the ids of documents before this one */
     if (marks) t->answers.count = 0;
@@ -707,9 +603,10 @@ static void find_end_token(Chat *c) {
     TokenList ids = {0};
     DocumentEnds ends = {0};
     uint64_t bytes = 0;
-    static const char line[] = "{\"prompt\": \"a\", \"completion\": \"a\"}";
+    static const char text[] = "{\"prompt\": \"a\", \"completion\": \"a\"}";
+    static const ChatLine line = {.where = ""};
     int32_t vocabulary = tokenizer_vocab_size(c->tokenizer);
-    ErrorCode code = chat_encode_line(c, "", 0, line, strlen(line), "", &ids, &ends, &bytes, NULL);
+    ErrorCode code = chat_encode_line(c, &line, text, strlen(text), &ids, &ends, &bytes, NULL);
     for (size_t i = 0; code == OK && i < ids.count; i++)
         if (ids.ids[i] >= vocabulary && tokenizer_is_special(c->tokenizer, ids.ids[i] - vocabulary))
             c->end_token = ids.ids[i] - vocabulary;

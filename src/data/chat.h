@@ -51,18 +51,24 @@ typedef struct DocumentEnds {
 } DocumentEnds;
 void document_ends_add(DocumentEnds *e, uint64_t end);
 
-/* Encodes a line of JSON: {"messages": [...]} (or the member `key`), or {"prompt": , "completion": } with
- * strings or messages. "tools" and "chat_template_kwargs" are passed to the template. Appends the ids of the
- * line's documents and their ends, and adds the bytes of text. The vocabulary size is added to each id that
- * is trained on. `where` and `line` are for errors. Thread-safe. */
-ErrorCode chat_encode_line(const Chat *c, const char *where, uint64_t line, const char *data, size_t length,
-                           const char *key, TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err);
+/* A line of JSON, or an element of an array, and how it is read. */
+typedef struct ChatLine {
+    const char *where; /* the file, for errors */
+    uint64_t number;
+    ChatForm form;   /* AUTO: by its members (data/chat_form.h) */
+    const char *key; /* the member with a list of messages; NULL or "": "messages" */
+} ChatLine;
+
+/* Encodes a line in any form of data/chat_form.h. "tools" and "chat_template_kwargs" are passed to the
+ * template. Appends the ids of the line's documents and their ends, and adds the bytes of text. The vocabulary
+ * size is added to each id that is trained on. Thread-safe. */
+ErrorCode chat_encode_line(const Chat *c, const ChatLine *line, const char *data, size_t length,
+                           TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err);
 /* The same in two steps, for lines that may be large: the line's text can be freed between them. Parsing
  * overwrites the numbers in it. `parsed` is freed as soon as it is not needed, also after an error. */
-ErrorCode chat_parse_line(const char *where, uint64_t line, char *data, size_t length, cJSON **parsed,
-                          Error *err);
-ErrorCode chat_encode_parsed(const Chat *c, const char *where, uint64_t line, cJSON *parsed, const char *key,
-                             TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err);
+ErrorCode chat_parse_line(const ChatLine *line, char *data, size_t length, cJSON **parsed, Error *err);
+ErrorCode chat_encode_parsed(const Chat *c, const ChatLine *line, cJSON *parsed, TokenList *ids,
+                             DocumentEnds *ends, uint64_t *bytes, Error *err);
 
 /* Ids of the prompt for an answer to `messages`, an array. `where` is for errors. */
 ErrorCode chat_prompt(const Chat *c, const char *where, cJSON *messages, TokenList *ids, Error *err);

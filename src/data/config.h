@@ -24,6 +24,13 @@ typedef enum SourceEncoding { SOURCE_ENCODINGS(CHOICE_CONSTANT) } SourceEncoding
 /* What to do with a malformed JSON line. */
 #define BAD_LINES_KINDS(X) X(BAD_LINES_ERROR, "error") X(BAD_LINES_SKIP, "skip")
 typedef enum BadLines { BAD_LINES_KINDS(CHOICE_CONSTANT) } BadLines;
+/* How a line holds a conversation (data/chat_form.h). */
+#define CHAT_FORMS(X)            \
+    X(CHAT_AUTO, "auto")         \
+    X(CHAT_MESSAGES, "messages") \
+    X(CHAT_SHAREGPT, "sharegpt") \
+    X(CHAT_ALPACA, "alpaca") X(CHAT_PROMPT_COMPLETION, "prompt_completion")
+typedef enum ChatForm { CHAT_FORMS(CHOICE_CONSTANT) } ChatForm;
 /* Which tokens of a conversation are trained on. */
 #define CHAT_LOSS_ON_KINDS(X) X(LOSS_ON_ASSISTANT, "assistant") X(LOSS_ON_LAST, "last") X(LOSS_ON_ALL, "all")
 typedef enum ChatLossOn { CHAT_LOSS_ON_KINDS(CHOICE_CONSTANT) } ChatLossOn;
@@ -31,17 +38,18 @@ typedef enum ChatLossOn { CHAT_LOSS_ON_KINDS(CHOICE_CONSTANT) } ChatLossOn;
 typedef enum MixtureWeights { MIXTURE_WEIGHTS(CHOICE_CONSTANT) } MixtureWeights;
 
 typedef struct DataSource {
-    char *path;    /* a file, a shell pattern or a URL */
-    double weight; /* weight in the mixture, relative to the others; 0 for all: one corpus */
-    int format;    /* SourceFormat */
-    char *key;     /* JSON lines: the member that holds the text, or a conversation's messages */
-    char *column;  /* Parquet: the column that holds the text */
-    int dtype;     /* TokenType */
-    char *end;     /* token files: the id between documents; "": the tokenizer's EOS; "none" */
-    int boundary;  /* TokenBoundary */
-    int split;     /* SourceSplit */
-    int encoding;  /* SourceEncoding */
-    char *name;    /* name of the validation set that its validation data belongs to; "": none */
+    char *path;      /* a file, a shell pattern or a URL */
+    double weight;   /* weight in the mixture, relative to the others; 0 for all: one corpus */
+    int format;      /* SourceFormat */
+    char *key;       /* JSON lines: the member that holds the text, or a conversation's messages */
+    char *column;    /* Parquet: the column that holds the text */
+    int chat_format; /* ChatForm */
+    int dtype;       /* TokenType */
+    char *end;       /* token files: the id between documents; "": the tokenizer's EOS; "none" */
+    int boundary;    /* TokenBoundary */
+    int split;       /* SourceSplit */
+    int encoding;    /* SourceEncoding */
+    char *name;      /* name of the validation set that its validation data belongs to; "": none */
 } DataSource;
 
 typedef struct TaskSource {

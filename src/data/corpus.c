@@ -10,7 +10,9 @@
  *  C2. A reader opened at corpus_position() returns exactly the chunks that this reader would have returned
  *      next.
  *  C3. The ends of chunks depend on the content after `position` alone, never on how reads happened to fall.
- *  C4. A Parquet file has `rows`, and a token file `tokens`, in place of `input` and the buffer. */
+ *  C4. Between two elements of an array, the position is behind the first of them, in front of the comma or
+ *      bracket that ends it.
+ *  C5. A Parquet file has `rows`, and a token file `tokens`, in place of `input` and the buffer. */
 #include "data/corpus.h"
 
 #include <stdio.h>
@@ -36,7 +38,9 @@ struct CorpusReader {
     Input *input;
     char *buffer;
     size_t begin, end, capacity;
-    bool at_end; /* of the input */
+    bool at_end;                /* of the input */
+    bool array;                 /* the file is one array of JSON, whose elements are given like lines */
+    bool first_element, closed; /* its first element is next; its last bracket was read */
     CorpusPosition position;
     TextCheck check; /* of the returned chunks */
 };
@@ -108,11 +112,47 @@ static ErrorCode skip_byte_order_mark(CorpusReader *r, Error *err) {
     return OK;
 }
 
+static bool is_json_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+/* Length of the white space that the buffer begins with. Reads on until it ends. */
+static ErrorCode space_length(CorpusReader *r, size_t *length, Error *err) {
+    for (*length = 0;; ++*length) {
+        while (*length == r->end - r->begin && !r->at_end) TRY(fill(r, err));
+        if (*length == r->end - r->begin || !is_json_space(r->buffer[r->begin + *length])) return OK;
+    }
+}
+
+/* A line of JSON is an object, so a file that begins with a bracket is an array. */
+static ErrorCode recognise_array(CorpusReader *r, Error *err) {
+    size_t space;
+    if (!corpus_has_lines(r->format)) return OK;
+    TRY(space_length(r, &space, err));
+    r->array = r->first_element = space < r->end - r->begin && r->buffer[r->begin + space] == '[';
+    return OK;
+}
+
+static ErrorCode open_beginning(CorpusReader *r, Error *err) {
+    TRY(input_open(&r->input, r->file->path, r->file->encoding == ENCODING_BYTES, err));
+    TRY(skip_byte_order_mark(r, err));
+    return recognise_array(r, err);
+}
+
+/* Only the beginning of a file shows whether it is an array. */
+static ErrorCode open_middle(CorpusReader *r, const CorpusPosition *from, Error *err) {
+    if (corpus_has_lines(r->format)) TRY(open_beginning(r, err));
+    input_close(r->input);
+    r->input = NULL;
+    r->begin = r->end = 0;
+    r->at_end = r->first_element = false;
+    r->position = *from;
+    TRY(input_open(&r->input, r->file->path, r->file->encoding == ENCODING_BYTES, err));
+    return input_skip_to(r->input, from->offset, err);
+}
+
 static ErrorCode open_input(CorpusReader *r, const CorpusPosition *from, Error *err) {
     r->buffer = mem_alloc(READ_BYTES);
     r->capacity = READ_BYTES;
-    TRY(input_open(&r->input, r->file->path, r->file->encoding == ENCODING_BYTES, err));
-    return from ? input_skip_to(r->input, from->offset, err) : skip_byte_order_mark(r, err);
+    return from ? open_middle(r, from, err) : open_beginning(r, err);
 }
 
 static const char *key_of(const CorpusFile *file) { return file->key && file->key[0] ? file->key : "text"; }
@@ -341,6 +381,100 @@ static ErrorCode next_line(CorpusReader *r, CorpusChunk *chunk, bool *more, Erro
     return OK;
 }
 
+/* ---- arrays of JSON ---- */
+
+static ErrorCode refuse_array(const CorpusReader *r, const char *expected, Error *err) {
+    char found[20] = "the end of the file", shown[8];
+    if (r->begin < r->end)
+        snprintf(found, sizeof found, "'%s'", error_escape(shown, sizeof shown, r->buffer + r->begin, 1));
+    return error_set(err, ERR_DATA, "%s:%llu: expected %s, found %s", r->file->path,
+                     (unsigned long long)r->position.line + 1, expected, found);
+}
+
+/* Passes over white space; *c is what follows, -1 at the end of the file. */
+static ErrorCode pass_space(CorpusReader *r, int *c, Error *err) {
+    size_t space;
+    TRY(space_length(r, &space, err));
+    advance(r, space, false);
+    *c = r->begin < r->end ? (unsigned char)r->buffer[r->begin] : -1;
+    return OK;
+}
+
+/* State of looking for the end of an element. */
+typedef struct Nesting {
+    size_t depth;
+    bool in_string, escaped;
+} Nesting;
+
+/* Whether the element ends in front of `c`. Grammar is left to whoever parses the element. */
+static bool ends_element(Nesting *n, char c) {
+    if (n->in_string) {
+        n->in_string = n->escaped || c != '"';
+        n->escaped = !n->escaped && c == '\\';
+        return false;
+    }
+    if (n->depth == 0 && (c == ',' || c == ']')) return true;
+    if (c == '{' || c == '[') n->depth++;
+    if (n->depth > 0 && (c == '}' || c == ']')) n->depth--;
+    n->in_string = c == '"';
+    return false;
+}
+
+/* Length of the element at the front of the buffer. Reads until it is complete. */
+static ErrorCode element_length(CorpusReader *r, size_t *length, Error *err) {
+    Nesting n = {0};
+    for (*length = 0;; ++*length) {
+        while (*length == r->end - r->begin && !r->at_end) TRY(fill(r, err));
+        if (*length > CORPUS_LINE_LIMIT)
+            return error_set(err, ERR_DATA, "%s:%llu: an element of the array is longer than %u MiB",
+                             r->file->path, (unsigned long long)r->position.line + 1,
+                             CORPUS_LINE_LIMIT >> 20);
+        if (*length == r->end - r->begin)
+            return error_set(err, ERR_DATA,
+                             "%s:%llu: the file ends in or behind this element, before the end of its array; "
+                             "fetch the file again",
+                             r->file->path, (unsigned long long)r->position.line + 1);
+        if (ends_element(&n, r->buffer[r->begin + *length])) return OK;
+    }
+}
+
+static ErrorCode close_array(CorpusReader *r, Error *err) {
+    int c;
+    advance(r, 1, false);
+    r->closed = true;
+    TRY(pass_space(r, &c, err));
+    return c < 0 ? OK : refuse_array(r, "nothing behind the array", err);
+}
+
+/* Moves to the next element; *more is false if there is none (C4). */
+static ErrorCode find_element(CorpusReader *r, bool *more, Error *err) {
+    int c;
+    bool first = r->first_element;
+    *more = false;
+    TRY(pass_space(r, &c, err));
+    if (!first && c == ']') return close_array(r, err);
+    if (c != (first ? '[' : ',')) return refuse_array(r, first ? "'['" : "',' or ']'", err);
+    advance(r, 1, false);
+    r->first_element = false;
+    TRY(pass_space(r, &c, err));
+    if (first && c == ']') return close_array(r, err);
+    *more = c >= 0 && c != ',' && c != ']';
+    return *more ? OK : refuse_array(r, "an element of the array", err);
+}
+
+static ErrorCode next_element(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
+    size_t length;
+    *more = false;
+    if (!r->closed) TRY(find_element(r, more, err));
+    if (!*more) return OK;
+    TRY(element_length(r, &length, err));
+    *chunk = (CorpusChunk){r->buffer + r->begin, length, r->position.line + 1, true, true};
+    advance(r, length, false);
+    return OK;
+}
+
+/* ---- rows and ids ---- */
+
 static ErrorCode check_row(CorpusReader *r, const ParquetString *s, Error *err) {
     if (r->file->encoding != ENCODING_UTF8) return OK;
     text_check_add(&r->check, s->bytes, s->length);
@@ -376,6 +510,7 @@ static ErrorCode next_ids(CorpusReader *r, CorpusChunk *chunk, bool *more, Error
 static ErrorCode next_chunk(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
     if (r->rows) return next_row(r, chunk, more, err);
     if (r->tokens) return next_ids(r, chunk, more, err);
+    if (r->array) return next_element(r, chunk, more, err);
     return r->format == FORMAT_TEXT ? next_text(r, chunk, more, err) : next_line(r, chunk, more, err);
 }
 
@@ -386,19 +521,12 @@ ErrorCode corpus_next(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *er
     return text_check_judge(&r->check, r->file->path, end, err);
 }
 
-/* The most common mistake with JSON lines is another name for the text, so the error lists a few names that
- * exist, escaped, since they come from the file. */
+/* The most common mistake with JSON lines is another name for the text, so the error lists those that exist. */
 static ErrorCode missing_key(const char *where, const char *key, const cJSON *object, Error *err) {
-    char keys[160] = "";
-    size_t used = 0;
-    for (const cJSON *item = object->child; item && used + 40 < sizeof keys; item = item->next) {
-        char name[33];
-        error_escape(name, sizeof name, item->string, strlen(item->string));
-        used += (size_t)snprintf(keys + used, sizeof keys - used, "%s%s", used ? ", " : "", name);
-    }
+    char names[JSON_NAMES];
     return error_set(err, ERR_DATA,
                      "%s: no key '%s' in this line; it has: %s; name the text's key with `key` in the source",
-                     where, key, keys);
+                     where, key, json_names(object, names));
 }
 
 /* An empty text is not an error: real corpora have such lines, and they make no document. A value that is not

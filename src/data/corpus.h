@@ -3,8 +3,8 @@
  * A text file is one document, or several with `split`: lines (a document is a non-blank line and the blank
  * lines after it) or paragraphs (a run of non-blank lines and the blank lines after it). The concatenated
  * documents of a file are the file, byte for byte, except for a byte order mark. A JSON-lines file holds one
- * document per line, under a named key, or one conversation per line (data/chat.h). Each may be compressed
- * with zstd or gzip. A Parquet file holds one document per row, in a named column (formats/parquet.h). A
+ * document per line, under a named key, or one conversation per line (data/chat.h); if the file begins with a
+ * bracket, it is one array, whose elements are read like lines. Each may be compressed with zstd or gzip. A Parquet file holds one document per row, in a named column (formats/parquet.h). A
  * token file holds ids that another program made (formats/token_file.h). Files that are not text are
  * refused, by their format (formats/file_format.h) or by their bytes (formats/text_check.h).
  *
@@ -39,6 +39,7 @@ typedef struct CorpusFile {
     SourceSplit split; /* text only */
     const char *key;   /* of JSON lines, or the column of Parquet; NULL or "" means "text" */
     SourceEncoding encoding;
+    ChatForm chat_form;      /* conversations only */
     TokenFileOptions tokens; /* token files only */
     Fingerprint *index;      /* of tokens.index; NULL without one */
 } CorpusFile;
@@ -55,7 +56,7 @@ typedef struct CorpusPosition {
     bool in_document; /* the next chunk continues a document */
 } CorpusPosition;
 
-/* A chunk of text, one raw line of JSON, the text of a row, or ids (int32_t). */
+/* A chunk of text, one raw line or element of JSON, the text of a row, or ids (int32_t). */
 typedef struct CorpusChunk {
     const char *bytes; /* valid until the next call */
     size_t length;

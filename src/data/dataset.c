@@ -141,6 +141,19 @@ static void hash_tokens(Sha256 *h, const TokenFileOptions *o) {
     sha256_add_u64(h, (uint64_t)(int64_t)o->end);
 }
 
+static void hash_conversations(Sha256 *h, const Recipe *r, const CorpusFile *file) {
+    chat_hash(r->chat, h);
+    if (file->chat_form != CHAT_AUTO) {
+        add_string(h, "form");
+        sha256_add_u64(h, (uint64_t)file->chat_form);
+    }
+}
+
+/* Earlier versions knew fewer forms of conversations, and skipped lines that are read now. */
+static const char *skipped_lines(SourceFormat format) {
+    return format == FORMAT_CHAT ? "bad lines are skipped, of all forms" : "bad lines are skipped";
+}
+
 /* Hashes everything that decides the ids of a source, unambiguously. */
 static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint *prints, size_t count,
                      bool skip_bad, uint8_t key[32]) {
@@ -162,8 +175,8 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
             hash_tokens(h, &files[i].tokens);
         else
             add_string(h, files[i].key);
-        if (format == FORMAT_CHAT) chat_hash(r->chat, h);
-        if (corpus_has_lines(format) && skip_bad) add_string(h, "bad lines are skipped");
+        if (format == FORMAT_CHAT) hash_conversations(h, r, &files[i]);
+        if (corpus_has_lines(format) && skip_bad) add_string(h, skipped_lines(format));
         add_string(h, prints[i].sha256);
         if (files[i].index) add_string(h, files[i].index->sha256);
     }

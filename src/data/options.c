@@ -17,11 +17,15 @@ static const Option source_options[] = {
     CHOICE(
         "format", format, "auto", CHOICE_WORDS(SOURCE_FORMATS), UNKNOWN,
         "auto goes by the name: .jsonl, .json, .ndjson are JSON lines, .parquet is Parquet; a further .zst "
-        "or .gz is ignored. chat: a conversation a line, as messages or prompt and completion. tokens: ids."),
+        "or .gz is ignored. chat: conversations, in one of the forms of chat_format. tokens: ids."),
     TEXT("key", key, "", UNKNOWN,
          "JSON lines: the member that holds the text, or the messages; empty: text, messages."),
     TEXT("column", column, "", UNKNOWN,
          "Parquet: the column that holds the text, with dots for members of structs; empty: text."),
+    CHOICE(
+        "chat_format", chat_format, "auto", CHOICE_WORDS(CHAT_FORMS), UNKNOWN,
+        "Conversations: messages with role and content; sharegpt with from and value; alpaca: instruction, "
+        "input, output; prompt_completion; auto: as the members of each line show."),
     CHOICE("dtype", dtype, "auto", CHOICE_WORDS(TOKEN_TYPES), UNKNOWN,
            "Token files: the type of their ids; auto: as their header states."),
     TEXT("end", end, "", UNKNOWN,

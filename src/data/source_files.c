@@ -58,6 +58,8 @@ static ErrorCode check_file(const DataSource *s, const char *path, Error *err) {
     bool parquet = format == FORMAT_PARQUET, tokens = format == FORMAT_TOKENS;
     TRY(check_key(path, "key", is_given(s->key), !parquet && !tokens, "JSON lines", err));
     TRY(check_key(path, "column", is_given(s->column), parquet, "Parquet", err));
+    TRY(check_key(path, "chat_format", s->chat_format != CHAT_AUTO, format == FORMAT_CHAT, "format: chat",
+                  err));
     TRY(check_key(path, "dtype", s->dtype != TOKEN_TYPE_AUTO, tokens, "token files", err));
     TRY(check_key(path, "end", is_given(s->end), tokens, "token files", err));
     return check_key(path, "boundary", s->boundary != BOUNDARY_AUTO, tokens, "token files", err);
@@ -84,8 +86,12 @@ CorpusFile *source_files(const DataSource *s, char *const *paths, size_t count, 
     TokenFileOptions tokens = {(TokenType)s->dtype, (TokenBoundary)s->boundary, end_of(s, t),
                                (uint64_t)tokenizer_vocab_size(t), NULL};
     for (size_t i = 0; i < count; i++)
-        files[i] = (CorpusFile){
-            paths[i], format_of(s), (SourceSplit)s->split, key_or_default(s), (SourceEncoding)s->encoding,
-            tokens,   NULL};
+        files[i] = (CorpusFile){.path = paths[i],
+                                .format = format_of(s),
+                                .split = (SourceSplit)s->split,
+                                .key = key_or_default(s),
+                                .encoding = (SourceEncoding)s->encoding,
+                                .chat_form = (ChatForm)s->chat_format,
+                                .tokens = tokens};
     return files;
 }

@@ -347,12 +347,11 @@ static void release_line(Job *job, const Record *record) {
 /* A line may contain several documents, whose ends chat_encode_parsed adds (data/chat.h). */
 static ErrorCode encode_conversation(const TokenBuild *b, Job *job, const Record *record, Error *err) {
     const CorpusFile *file = &b->files[job->file];
-    cJSON *line;
-    TRY(chat_parse_line(file->path, record->line, job->raw.data + record->offset, record->length, &line,
-                        err));
+    const ChatLine line = {file->path, record->line, file->chat_form, file->key};
+    cJSON *parsed;
+    TRY(chat_parse_line(&line, job->raw.data + record->offset, record->length, &parsed, err));
     release_line(job, record);
-    return chat_encode_parsed(b->chat, file->path, record->line, line, file->key, &job->ids, &job->ends,
-                              &job->text_bytes, err);
+    return chat_encode_parsed(b->chat, &line, parsed, &job->ids, &job->ends, &job->text_bytes, err);
 }
 
 /* Ids that are there already, checked by their reader. BOS and EOS are among them, or they are not wanted.

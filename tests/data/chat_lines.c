@@ -62,7 +62,8 @@ static ErrorCode print_documents(const Chat *c, const Tokenizer *t, const char *
     uint64_t bytes = 0;
     Text out = {0};
     JsonWriter w;
-    TRY(chat_encode_line(c, "stdin", 1, line, length, "", &ids, &ends, &bytes, err));
+    TRY(chat_encode_line(c, &(ChatLine){.where = "stdin", .number = 1}, line, length, &ids, &ends, &bytes,
+                         err));
     json_start(&w, &out, 0);
     json_begin_object(&w);
     json_key(&w, "documents");

@@ -20,6 +20,8 @@ typedef struct Ids {
     DocumentEnds ends;
 } Ids;
 
+static ChatForm form; /* of lines; AUTO unless a test sets it */
+
 static ErrorCode encode(const char *template, ChatLossOn loss_on, const char *line, Ids *out, Error *err) {
     Chat *c;
     uint64_t bytes = 0;
@@ -27,8 +29,8 @@ static ErrorCode encode(const char *template, ChatLossOn loss_on, const char *li
     *out = (Ids){0};
     *err = (Error){0};
     TRY(chat_open(&c, &o, tokenizer, err));
-    ErrorCode code =
-        chat_encode_line(c, "a.jsonl", 7, line, strlen(line), "", &out->ids, &out->ends, &bytes, err);
+    const ChatLine at = {.where = "a.jsonl", .number = 7, .form = form};
+    ErrorCode code = chat_encode_line(c, &at, line, strlen(line), &out->ids, &out->ends, &bytes, err);
     chat_close(c);
     return code;
 }
@@ -117,6 +119,56 @@ static void test_special_text(void **state) {
            "Buser:\n<|end_of_text|>E\nBassistant:\n[x<|begin_of_text|>E]\n|");
 }
 
+/* The forms of other programs become the same messages. */
+static void test_forms(void **state) {
+    (void)state;
+    static const char two[] = "Bsystem:\nsE\nBuser:\nqE\nBassistant:\n[aE]\n|";
+    expect(plain, LOSS_ON_ASSISTANT,
+           "{\"id\": 1, \"conversations\": [{\"from\": \"system\", \"value\": \"s\"}, {\"from\": \"human\", "
+           "\"value\": \"q\"}, {\"from\": \"gpt\", \"value\": \"a\", \"weight\": null}]}",
+           two);
+    expect(plain, LOSS_ON_ASSISTANT,
+           "{\"conversation\": [{\"from\": \"user\", \"value\": \"q\"}, {\"from\": \"model\", \"value\": "
+           "\"a\"}], \"system\": \"s\", \"tools\": \"\"}",
+           two);
+    expect(plain, LOSS_ON_ASSISTANT,
+           "{\"messages\": [{\"from\": \"human\", \"value\": \"q\"}, {\"from\": \"gpt\", \"value\": \"a\"}], "
+           "\"system\": \"s\"}",
+           two);
+    expect(
+        plain, LOSS_ON_ASSISTANT,
+        "{\"conversations\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": "
+        "\"q\"}, {\"role\": \"assistant\", \"content\": \"a\"}]}",
+        two);
+    expect(plain, LOSS_ON_ASSISTANT,
+           "{\"instruction\": \"q\", \"input\": \"\", \"output\": \"a\", \"system\": \"s\"}", two);
+    expect(plain, LOSS_ON_ASSISTANT, "{\"instruction\": \"q\", \"input\": \"i\", \"output\": \"a\"}",
+           "Buser:\nq\niE\nBassistant:\n[aE]\n|");
+    expect(plain, LOSS_ON_ASSISTANT, "{\"instruction\": \"\", \"input\": \"i\", \"output\": \"a\"}",
+           "Buser:\niE\nBassistant:\n[aE]\n|");
+    expect(plain, LOSS_ON_ASSISTANT,
+           "{\"instruction\": \"r\", \"output\": \"b\", \"history\": [[\"q\", \"a\"]], \"input\": null}",
+           "Buser:\nqE\nBassistant:\n[aE]\nBuser:\nrE\nBassistant:\n[bE]\n|");
+    expect(plain, LOSS_ON_ASSISTANT,
+           "{\"messages\": null, \"prompt\": \"q\", \"completion\": \"a\", \"text\": \"x\"}",
+           "Buser:\nqE\nBassistant:\n[aE]\n|");
+}
+
+/* A call of LLaMA-Factory is text of JSON, as its tools are. */
+static void test_shared_calls(void **state) {
+    (void)state;
+    static const char calls[] =
+        "{{ tools|length if tools else '' }}" HEAD "{{ m.content }}{% for c in m.tool_calls or [] %}{{ "
+        "c|tojson }}{% endfor %}{{ eos_token }}" TAIL;
+    expect(calls, LOSS_ON_ASSISTANT,
+           "{\"conversations\": [{\"from\": \"human\", \"value\": \"q\"}, {\"from\": \"function_call\", "
+           "\"value\": \"{\\\"name\\\": \\\"f\\\", \\\"arguments\\\": {\\\"x\\\": 1.50}}\"}, {\"from\": "
+           "\"observation\", \"value\": \"o\"}, {\"from\": \"gpt\", \"value\": \"a\"}], \"tools\": "
+           "\"[{\\\"name\\\": \\\"f\\\"}]\"}",
+           "1Buser:\nqEBassistant:\n[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": "
+           "{\"x\": 1.5}}}E]Btool:\noEBassistant:\n[aE]|");
+}
+
 /* Numbers of a tool call keep their spelling, by Python's rules; null members are dropped, and reasoning gets
  * the names that templates read. */
 static void test_members(void **state) {
@@ -162,6 +214,35 @@ static void test_refusals(void **state) {
     refuse(plain, "{\"messages\": [{\"role\": \"assistant\", \"content\": null}]}", "'content' is undefined");
     refuse("{{ 'p' if add_generation_prompt else 'q' }}", "{\"prompt\": \"a\", \"completion\": \"c\"}",
            "does not begin with the prompt");
+}
+
+static void refuse_as(ChatForm named, const char *line, const char *wanted) {
+    form = named;
+    refuse(plain, line, wanted);
+    form = CHAT_AUTO;
+}
+
+static void test_refused_forms(void **state) {
+    (void)state;
+    static const char shared[] = "{\"conversations\": [{\"from\": \"human\", \"value\": \"q\"}, {\"from\": "
+                                 "\"narrator\", \"value\": \"a\"}]}",
+                      both[] = "{\"instruction\": \"q\", \"output\": \"a\", \"prompt\": \"p\", "
+                               "\"completion\": \"c\"}";
+    refuse(plain, shared, "message 2 is from \"narrator\": expected human, user, gpt");
+    refuse(plain, both, "it has \"instruction\" and \"prompt\", which belong to two forms");
+    refuse(plain, "{\"id\": 1, \"body\": \"x\"}", "no conversation: it has id, body; expected");
+    refuse(plain, "{\"prompt\": \"p\", \"chosen\": \"a\", \"rejected\": \"b\"}", "are preferences");
+    refuse(plain, "{\"instruction\": 1, \"output\": \"a\"}", "\"instruction\" is no text");
+    refuse(plain, "{\"instruction\": \"q\", \"output\": \"a\", \"history\": [[\"q\"]]}", "no pair of texts");
+    refuse(plain, "{\"conversations\": [{\"from\": \"human\"}]}", "message 1 has no \"from\" and \"value\"");
+    refuse(plain, "{\"conversations\": \"x\"}", "\"conversations\" is no list of messages");
+    refuse_as(CHAT_ALPACA, "{\"prompt\": \"p\", \"completion\": \"c\"}",
+              "no conversation: it has prompt, completion");
+    refuse_as(CHAT_MESSAGES, shared, "message 1 is no object with a role");
+    refuse_as(CHAT_SHAREGPT, TWO, "message 1 has no \"from\"");
+    form = CHAT_PROMPT_COMPLETION;
+    expect(plain, LOSS_ON_ASSISTANT, both, "Buser:\npE\nBassistant:\n[cE]\n|");
+    form = CHAT_AUTO;
 }
 
 /* generate feeds exactly what preceded the answer in training, and stops where answers end. */
@@ -328,6 +409,9 @@ int main(void) {
                                        cmocka_unit_test(test_prompt_and_completion),
                                        cmocka_unit_test(test_rewriting),
                                        cmocka_unit_test(test_special_text),
+                                       cmocka_unit_test(test_forms),
+                                       cmocka_unit_test(test_shared_calls),
+                                       cmocka_unit_test(test_refused_forms),
                                        cmocka_unit_test(test_refusals),
                                        cmocka_unit_test(test_prompt),
                                        cmocka_unit_test(test_rows),

@@ -209,6 +209,69 @@ static void test_json_lines(void **state) {
     }
 }
 
+/* One array instead of lines: its elements come like lines, from any of them on. */
+static void test_json_arrays(void **state) {
+    (void)state;
+    const char *text = "\xef\xbb\xbf \n[{\"text\": \"]\\\"},[\"},\n {\"a\": [{}, []],\n\"text\": \"2\"}\n , "
+                       "{\"text\": \"\\\\\"}\n]\n";
+    const char *expected[] = {"]\"},[", "2", "\\"};
+    uint64_t lines[] = {2, 3, 5};
+    files_text("a.json", text);
+    files_zstd("a.json.zst", text, strlen(text), SIZE_MAX);
+    static const char *const names[] = {"a.json", "a.json.zst"};
+    for (int i = 0; i < 2; i++) {
+        CorpusFile file = {.path = files_path(names[i])};
+        CorpusPosition at = {0};
+        for (int d = 0; d < 3; d++) {
+            Error err;
+            CorpusReader *r;
+            CorpusChunk chunk;
+            bool more;
+            Text decoded = {0};
+            assert_int_equal(corpus_open(&r, &file, d ? &at : NULL, &err), OK);
+            assert_int_equal(corpus_next(r, &chunk, &more, &err), OK);
+            assert_true(more && chunk.starts && chunk.ends);
+            assert_int_equal(chunk.line, lines[d]);
+            assert_int_equal(corpus_decode_json(&file, &chunk, &decoded, &err), OK);
+            assert_string_equal(decoded.data, expected[d]);
+            at = corpus_position(r);
+            for (int left = d + 1; left < 3; left++)
+                assert_int_equal(corpus_next(r, &chunk, &more, &err), OK);
+            for (int again = 0; again < 2; again++) {
+                assert_int_equal(corpus_next(r, &chunk, &more, &err), OK);
+                assert_false(more);
+            }
+            text_free(&decoded);
+            corpus_close(r);
+        }
+    }
+}
+
+static void test_bad_json_arrays(void **state) {
+    (void)state;
+    static const char *const bad[][2] = {
+        {"[", "bad.json:1: expected an element of the array, found the end of the file"},
+        {"[\n{}\n", "bad.json:2: the file ends in or behind this element"},
+        {"[{\"a\": \"]}", "bad.json:1: the file ends in or behind this element"},
+        {"[{},]", "bad.json:1: expected an element of the array, found ']'"},
+        {"[,{}]", "expected an element of the array, found ','"},
+        {"[{}]\n[{}]", "bad.json:2: expected nothing behind the array, found '['"},
+        {"[{}}]]", "expected nothing behind the array, found ']'"}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        CorpusFile file = {.path = files_text("bad.json", bad[i][0])};
+        Documents got;
+        Error err = {0};
+        assert_int_equal(collect(&file, NULL, &got, &err), ERR_DATA);
+        if (!strstr(err.message, bad[i][1])) fail_msg("%s: %s", bad[i][0], err.message);
+        text_free(&got.all);
+    }
+    CorpusFile empty = {.path = files_text("empty.json", " [ ] \n")};
+    Documents got;
+    Error err;
+    assert_int_equal(collect(&empty, NULL, &got, &err), OK);
+    assert_int_equal(got.count, 0);
+}
+
 static void expect_bad_line(const char *line, const char *key, const char *part) {
     CorpusFile file = {.path = "dir/b.jsonl",
                        .format = FORMAT_JSONL,
@@ -588,6 +651,8 @@ int main(void) {
         cmocka_unit_test(test_text_without_newlines_is_cut_between_characters),
         cmocka_unit_test(test_reading_goes_on_anywhere),
         cmocka_unit_test(test_json_lines),
+        cmocka_unit_test(test_json_arrays),
+        cmocka_unit_test(test_bad_json_arrays),
         cmocka_unit_test(test_nul_in_json_lines),
         cmocka_unit_test(test_bad_json_lines),
         cmocka_unit_test(test_bad_files),
