@@ -6,6 +6,10 @@
 
 #include "base/json.h"
 
+const char *const chat_columns[CHAT_COLUMNS] = {"messages",   "conversations", "conversation", "instruction",
+                                                "input",      "output",        "history",      "prompt",
+                                                "completion", "system",        "tools"};
+
 /* ---- messages ---- */
 
 const char *chat_role(const cJSON *message) {

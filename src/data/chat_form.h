@@ -22,9 +22,13 @@ typedef struct Conversation {
     int count, first;         /* messages; those from `first` on may be trained on */
 } Conversation;
 
-/* Moves the messages of a line, an object, into the conversation, whose `where` is set. `key`: the member that
- * holds a list of messages, if it is not one of those above. */
+/* Moves the messages of a line, an object, into the conversation, whose `where` is set. `key`: the member
+ * that holds a list of messages, if it is not one of those above. */
 ErrorCode chat_form_read(Conversation *v, ChatForm form, cJSON *line, const char *key, Error *err);
+
+/* Columns of a Parquet file that may hold such lines; those before CHAT_LISTS hold lists, or JSON as text. */
+enum { CHAT_COLUMNS = 11, CHAT_LISTS = 3 };
+extern const char *const chat_columns[CHAT_COLUMNS];
 
 const char *chat_role(const cJSON *message); /* NULL: it has none */
 /* ERR_DATA unless there are messages, and each is an object with a role. */

@@ -12,7 +12,7 @@
  *  C3. The ends of chunks depend on the content after `position` alone, never on how reads happened to fall.
  *  C4. Between two elements of an array, the position is behind the first of them, in front of the comma or
  *      bracket that ends it.
- *  C5. A Parquet file has `rows`, and a token file `tokens`, in place of `input` and the buffer. */
+ *  C5. A Parquet file has `rows` or `objects`, a token file `tokens`, instead of `input` and the buffer. */
 #include "data/corpus.h"
 
 #include <stdio.h>
@@ -21,9 +21,11 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "data/chat_form.h"
 #include "formats/file_format.h"
 #include "formats/input.h"
 #include "formats/parquet.h"
+#include "formats/parquet_rows.h"
 #include "formats/text_check.h"
 
 /* Large enough that the system call costs nothing compared with tokenizing, and small compared with the
@@ -34,6 +36,7 @@ struct CorpusReader {
     const CorpusFile *file;
     SourceFormat format;
     Parquet *rows;
+    ParquetRows *objects; /* rows with conversations */
     TokenFile *tokens;
     Input *input;
     char *buffer;
@@ -69,6 +72,12 @@ SourceFormat corpus_format(const CorpusFile *file) {
                 ends_with(file->path, length, ".json");
     if (ends_with(file->path, length, ".parquet")) return FORMAT_PARQUET;
     return json ? FORMAT_JSONL : FORMAT_TEXT;
+}
+
+bool corpus_has_rows(const CorpusFile *file) {
+    SourceFormat format = corpus_format(file);
+    bool named = ends_with(file->path, strlen(file->path), ".parquet");
+    return format == FORMAT_PARQUET || (format == FORMAT_CHAT && (named || file->column));
 }
 
 bool corpus_has_lines(SourceFormat format) { return format == FORMAT_JSONL || format == FORMAT_CHAT; }
@@ -164,13 +173,23 @@ static ErrorCode open_rows(CorpusReader *r, const CorpusPosition *from, Error *e
     return from ? parquet_skip_to(r->rows, from->offset, err) : OK;
 }
 
+/* The column of the source, or those that conversations have. */
+static ErrorCode open_objects(CorpusReader *r, const CorpusPosition *from, Error *err) {
+    ParquetField fields[CHAT_COLUMNS] = {{key_of(r->file), true}};
+    size_t count = 1;
+    for (; !r->file->column && count < CHAT_COLUMNS; count++)
+        fields[count] = (ParquetField){chat_columns[count], count < CHAT_LISTS};
+    TRY(parquet_rows_open(&r->objects, r->file->path, fields, count, err));
+    return from ? parquet_rows_skip_to(r->objects, from->offset, err) : OK;
+}
+
 static ErrorCode open_tokens(CorpusReader *r, const CorpusPosition *from, Error *err) {
     TRY(token_file_open(&r->tokens, r->file->path, &r->file->tokens, err));
     return from ? token_file_skip_to(r->tokens, from->offset, err) : OK;
 }
 
 static ErrorCode open_format(CorpusReader *r, const CorpusPosition *from, Error *err) {
-    if (r->format == FORMAT_PARQUET) return open_rows(r, from, err);
+    if (corpus_has_rows(r->file)) return (r->format == FORMAT_CHAT ? open_objects : open_rows)(r, from, err);
     return r->format == FORMAT_TOKENS ? open_tokens(r, from, err) : open_input(r, from, err);
 }
 
@@ -194,6 +213,7 @@ ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const Corpu
 void corpus_close(CorpusReader *r) {
     if (!r) return;
     parquet_close(r->rows);
+    parquet_rows_close(r->objects);
     token_file_close(r->tokens);
     input_close(r->input);
     free(r->buffer);
@@ -205,12 +225,16 @@ void corpus_close(CorpusReader *r) {
 CorpusPosition corpus_position(const CorpusReader *r) { return r->position; }
 uint64_t corpus_stored_position(const CorpusReader *r) {
     if (r->tokens) return token_file_stored_position(r->tokens);
+    if (r->objects) return parquet_rows_stored_position(r->objects);
     return r->rows ? parquet_stored_position(r->rows) : input_stored_position(r->input);
 }
 uint64_t corpus_text_bytes(const CorpusReader *r) { return r->check.bytes; }
 uint64_t corpus_invalid_bytes(const CorpusReader *r) { return r->check.invalid; }
 
-uint64_t corpus_null_rows(const CorpusReader *r) { return r->rows ? parquet_nulls(r->rows) : 0; }
+uint64_t corpus_null_rows(const CorpusReader *r) {
+    if (r->objects) return parquet_rows_nulls(r->objects);
+    return r->rows ? parquet_nulls(r->rows) : 0;
+}
 
 void corpus_report(const CorpusReader *r) {
     char path[400], some[32], all[32];
@@ -496,6 +520,15 @@ static ErrorCode next_row(CorpusReader *r, CorpusChunk *chunk, bool *more, Error
     return OK;
 }
 
+static ErrorCode next_object(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
+    ParquetRow row;
+    TRY(parquet_rows_next(r->objects, &row, more, err));
+    if (!*more) return OK;
+    *chunk = (CorpusChunk){row.object, row.length, row.row + 1, true, true};
+    r->position = (CorpusPosition){row.row + 1, row.row + 1, false};
+    return OK;
+}
+
 static ErrorCode next_ids(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
     TokenPiece piece;
     TRY(token_file_next(r->tokens, &piece, more, err));
@@ -509,6 +542,7 @@ static ErrorCode next_ids(CorpusReader *r, CorpusChunk *chunk, bool *more, Error
 
 static ErrorCode next_chunk(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
     if (r->rows) return next_row(r, chunk, more, err);
+    if (r->objects) return next_object(r, chunk, more, err);
     if (r->tokens) return next_ids(r, chunk, more, err);
     if (r->array) return next_element(r, chunk, more, err);
     return r->format == FORMAT_TEXT ? next_text(r, chunk, more, err) : next_line(r, chunk, more, err);
@@ -521,7 +555,7 @@ ErrorCode corpus_next(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *er
     return text_check_judge(&r->check, r->file->path, end, err);
 }
 
-/* The most common mistake with JSON lines is another name for the text, so the error lists those that exist. */
+/* The most common mistake with JSON lines is another name for the text, so the error lists what there is. */
 static ErrorCode missing_key(const char *where, const char *key, const cJSON *object, Error *err) {
     char names[JSON_NAMES];
     return error_set(err, ERR_DATA,

@@ -4,9 +4,11 @@
  * lines after it) or paragraphs (a run of non-blank lines and the blank lines after it). The concatenated
  * documents of a file are the file, byte for byte, except for a byte order mark. A JSON-lines file holds one
  * document per line, under a named key, or one conversation per line (data/chat.h); if the file begins with a
- * bracket, it is one array, whose elements are read like lines. Each may be compressed with zstd or gzip. A Parquet file holds one document per row, in a named column (formats/parquet.h). A
- * token file holds ids that another program made (formats/token_file.h). Files that are not text are
- * refused, by their format (formats/file_format.h) or by their bytes (formats/text_check.h).
+ * bracket, it is one array, whose elements are read like lines. Each may be compressed with zstd or gzip. A
+ * Parquet file holds one document per row, in a named column (formats/parquet.h), or one conversation
+ * (formats/parquet_rows.h). A token file holds ids that another program made (formats/token_file.h). Files
+ * that are not text are refused, by their format (formats/file_format.h) or by their bytes
+ * (formats/text_check.h).
  *
  * Memory is bounded: a long document comes in chunks, cut after a lone newline between two characters that
  * are neither white space nor a slash. Most tokenizers end a token there, so that the chunks together have
@@ -40,11 +42,13 @@ typedef struct CorpusFile {
     const char *key;   /* of JSON lines, or the column of Parquet; NULL or "" means "text" */
     SourceEncoding encoding;
     ChatForm chat_form;      /* conversations only */
+    bool column;             /* key is the column of a Parquet file with conversations, whatever its name */
     TokenFileOptions tokens; /* token files only */
     Fingerprint *index;      /* of tokens.index; NULL without one */
 } CorpusFile;
 
 SourceFormat corpus_format(const CorpusFile *file); /* any but FORMAT_AUTO */
+bool corpus_has_rows(const CorpusFile *file);       /* it is a Parquet file */
 bool corpus_has_lines(SourceFormat format);         /* of JSON, each of which may be broken by itself */
 /* For estimates of size: whether the name ends as those of compressed files do. */
 bool corpus_named_compressed(const char *path);

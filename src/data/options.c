@@ -21,7 +21,8 @@ static const Option source_options[] = {
     TEXT("key", key, "", UNKNOWN,
          "JSON lines: the member that holds the text, or the messages; empty: text, messages."),
     TEXT("column", column, "", UNKNOWN,
-         "Parquet: the column that holds the text, with dots for members of structs; empty: text."),
+         "Parquet: the column that holds the text, with dots for members of structs, or the messages; empty: "
+         "text, or those of conversations."),
     CHOICE(
         "chat_format", chat_format, "auto", CHOICE_WORDS(CHAT_FORMS), UNKNOWN,
         "Conversations: messages with role and content; sharegpt with from and value; alpaca: instruction, "

@@ -53,9 +53,9 @@ static ErrorCode check_key(const char *path, const char *key, bool given, bool f
 }
 
 static ErrorCode check_file(const DataSource *s, const char *path, Error *err) {
-    CorpusFile file = {.path = path, .format = format_of(s)};
+    CorpusFile file = {.path = path, .format = format_of(s), .column = is_given(s->column)};
     SourceFormat format = corpus_format(&file);
-    bool parquet = format == FORMAT_PARQUET, tokens = format == FORMAT_TOKENS;
+    bool parquet = corpus_has_rows(&file), tokens = format == FORMAT_TOKENS;
     TRY(check_key(path, "key", is_given(s->key), !parquet && !tokens, "JSON lines", err));
     TRY(check_key(path, "column", is_given(s->column), parquet, "Parquet", err));
     TRY(check_key(path, "chat_format", s->chat_format != CHAT_AUTO, format == FORMAT_CHAT, "format: chat",
@@ -92,6 +92,7 @@ CorpusFile *source_files(const DataSource *s, char *const *paths, size_t count, 
                                 .key = key_or_default(s),
                                 .encoding = (SourceEncoding)s->encoding,
                                 .chat_form = (ChatForm)s->chat_format,
+                                .column = is_given(s->column),
                                 .tokens = tokens};
     return files;
 }

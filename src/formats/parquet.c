@@ -1,12 +1,12 @@
 /* The pages of a column, one after the other.
  *
  *     row group:  [dictionary page] data page, data page, ...     (a column chunk)
- *     page:       header | levels (which rows are null) | values
+ *     page:       header | levels (which slots begin a row, and which are null) | values
  *
  *  P1. `at` is the offset in the file of the first byte behind the present page; it only moves forward, and
  *      stays within the chunk of the present group.
- *  P2. group_left counts the rows of the group that are in no page so far, page_left those of the page that
- *      were not given.
+ *  P2. group_left counts the slots of the group that are in no page so far, page_left those of the page that
+ *      were not given. A slot is a value or a null: of a row, or of an element of a row's list.
  *  P3. No memory is taken for a size that the file states before the file's own bytes make it possible. */
 #include "formats/parquet.h"
 
@@ -56,7 +56,7 @@ struct Parquet {
     /* the present page */
     int32_t page_nulls; /* -1: not stated */
     uint64_t page_present;
-    Hybrid levels;
+    Hybrid levels, repetitions;
     ParquetValues values;
 };
 
@@ -100,48 +100,54 @@ static ErrorCode need(Parquet *p, size_t count, const char **bytes, Error *err) 
     return OK;
 }
 
-static ErrorCode refuse_ends(const Parquet *p, const char *head, const char *tail, Error *err) {
+static ErrorCode refuse_ends(const StoredFile *f, const char *head, const char *tail, Error *err) {
     if (memcmp(head, "PAR1", MAGIC_BYTES) != 0 && memcmp(head, "PARE", MAGIC_BYTES) != 0)
         return error_set(
             err, ERR_DATA,
             "%s: not a Parquet file: expected \"PAR1\" at its beginning; if it is text, give the "
             "source format: text or jsonl",
-            p->file.path);
+            f->path);
     if (memcmp(tail, "PARE", MAGIC_BYTES) == 0)
-        return error_set(err, ERR_DATA, "%s: a Parquet file with encrypted metadata; decrypt it",
-                         p->file.path);
-    return error_set(err, ERR_DATA, "%s: a Parquet file without its end; fetch it again", p->file.path);
+        return error_set(err, ERR_DATA, "%s: a Parquet file with encrypted metadata; decrypt it", f->path);
+    return error_set(err, ERR_DATA, "%s: a Parquet file without its end; fetch it again", f->path);
 }
 
 /* Where the metadata begins, which the last eight bytes of the file tell. */
-static ErrorCode find_footer(const Parquet *p, uint64_t *at, size_t *length, Error *err) {
+static ErrorCode find_footer(const StoredFile *f, uint64_t *at, size_t *length, Error *err) {
     char head[MAGIC_BYTES] = "", tail[TAIL_BYTES] = "";
-    if (p->file.size >= MAGIC_BYTES) TRY(stored_read(&p->file, 0, head, MAGIC_BYTES, err));
-    if (p->file.size >= MAGIC_BYTES + TAIL_BYTES)
-        TRY(stored_read(&p->file, p->file.size - TAIL_BYTES, tail, TAIL_BYTES, err));
+    if (f->size >= MAGIC_BYTES) TRY(stored_read(f, 0, head, MAGIC_BYTES, err));
+    if (f->size >= MAGIC_BYTES + TAIL_BYTES) TRY(stored_read(f, f->size - TAIL_BYTES, tail, TAIL_BYTES, err));
     if (memcmp(head, "PAR1", MAGIC_BYTES) != 0 || memcmp(tail + 4, "PAR1", MAGIC_BYTES) != 0)
-        return refuse_ends(p, head, tail + 4, err);
+        return refuse_ends(f, head, tail + 4, err);
     *length = (size_t)little_endian(tail, 4);
-    if (*length > MOST_FOOTER || *length > p->file.size - MAGIC_BYTES - TAIL_BYTES)
+    if (*length > MOST_FOOTER || *length > f->size - MAGIC_BYTES - TAIL_BYTES)
         return error_set(err, ERR_DATA,
-                         "%s: damaged Parquet metadata: %zu bytes of it do not fit into the file",
-                         p->file.path, *length);
-    *at = p->file.size - TAIL_BYTES - *length;
+                         "%s: damaged Parquet metadata: %zu bytes of it do not fit into the file", f->path,
+                         *length);
+    *at = f->size - TAIL_BYTES - *length;
     return OK;
 }
 
-static ErrorCode read_footer(Parquet *p, Error *err) {
+/* *footer: the metadata, of *length bytes from byte *at of the file on; the caller frees it. */
+static ErrorCode read_footer(const StoredFile *f, char **footer, size_t *length, uint64_t *at, Error *err) {
+    *footer = NULL;
+    TRY(find_footer(f, at, length, err));
+    *footer = mem_alloc(*length + 1);
+    return stored_read(f, *at, *footer, *length, err);
+}
+
+static ErrorCode find_column(Parquet *p, bool in_list, Error *err) {
     uint64_t at = 0;
     size_t length = 0;
-    TRY(find_footer(p, &at, &length, err));
-    char *footer = mem_alloc(length + 1);
-    ErrorCode code = stored_read(&p->file, at, footer, length, err);
-    if (code == OK) code = parquet_find_column(&p->found, p->file.path, p->column, footer, length, at, err);
+    char *footer;
+    ErrorCode code = read_footer(&p->file, &footer, &length, &at, err);
+    if (code == OK)
+        code = parquet_find_column(&p->found, p->file.path, p->column, in_list, footer, length, at, err);
     free(footer);
     return code;
 }
 
-ErrorCode parquet_open(Parquet **out, const char *path, const char *column, Error *err) {
+static ErrorCode open_column(Parquet **out, const char *path, const char *column, bool in_list, Error *err) {
     StoredFile file;
     *out = NULL;
     TRY(stored_open(&file, path, err));
@@ -149,11 +155,33 @@ ErrorCode parquet_open(Parquet **out, const char *path, const char *column, Erro
     p->file = file;
     p->column = mem_strdup(column);
     p->at = MAGIC_BYTES;
-    ErrorCode code = read_footer(p, err);
+    ErrorCode code = find_column(p, in_list, err);
     if (code != OK)
         parquet_close(p);
     else
         *out = p;
+    return code;
+}
+
+ErrorCode parquet_open(Parquet **out, const char *path, const char *column, Error *err) {
+    return open_column(out, path, column, false, err);
+}
+
+ErrorCode parquet_open_slots(Parquet **out, const char *path, const char *column, Error *err) {
+    return open_column(out, path, column, true, err);
+}
+
+ErrorCode parquet_leaves(ParquetLeaves *leaves, const char *path, Error *err) {
+    StoredFile file;
+    uint64_t at = 0;
+    size_t length = 0;
+    char *footer = NULL;
+    *leaves = (ParquetLeaves){0};
+    TRY(stored_open(&file, path, err));
+    ErrorCode code = read_footer(&file, &footer, &length, &at, err);
+    if (code == OK) code = parquet_find_leaves(leaves, path, footer, length, err);
+    free(footer);
+    stored_close(&file);
     return code;
 }
 
@@ -243,56 +271,70 @@ static unsigned bits_of(int most) {
     return bits;
 }
 
-/* Levels of version 1 have their length in front, those of version 2 in the header. */
-static const char *find_levels(const Parquet *p, const ParquetPage *page, size_t *at, size_t *length) {
-    size_t size = (size_t)page->size;
-    *at = *length = 0;
-    if (page->kind == PARQUET_DATA_PAGE_V2) {
-        *at = (size_t)page->repetition_bytes;
-        *length = (size_t)page->definition_bytes;
-        return NULL;
+/* Levels of version 1 have their length in front. */
+static const char *find_levels(const Parquet *p, size_t size, int encoding, size_t *at, size_t *length) {
+    if (encoding != PARQUET_RLE) return "its levels have an encoding of old (BIT_PACKED)";
+    *at += *length;
+    if (size - *at < 4) return "its levels are missing";
+    *length = (size_t)little_endian(p->page + *at, 4);
+    *at += 4;
+    return *length <= size - *at ? NULL : "its levels are longer than the page";
+}
+
+static Hybrid levels_at(const Parquet *p, size_t at, size_t length, int most) {
+    const uint8_t *levels = (const uint8_t *)p->page + at;
+    return hybrid_start(levels, levels + length, bits_of(most));
+}
+
+/* *begin: of the values. Those of version 2 have their lengths in the header. */
+static const char *start_levels(Parquet *p, const ParquetPage *page, size_t *begin) {
+    size_t at = 0, length = 0, size = (size_t)page->size;
+    bool v2 = page->kind == PARQUET_DATA_PAGE_V2;
+    const char *wrong = NULL;
+    if (v2) length = (size_t)page->repetition_bytes;
+    if (!v2 && p->found.repeated) wrong = find_levels(p, size, page->repetition_encoding, &at, &length);
+    if (wrong) return wrong;
+    if (p->found.repeated) p->repetitions = levels_at(p, at, length, 1);
+    if (v2) {
+        at += length;
+        length = (size_t)page->definition_bytes;
+    } else if (p->found.optional > 0) {
+        wrong = find_levels(p, size, page->level_encoding, &at, &length);
     }
-    if (p->found.optional == 0) return NULL;
-    if (page->level_encoding != PARQUET_RLE) return "its levels have an encoding of old (BIT_PACKED)";
-    if (size < 4) return "its levels are missing";
-    *at = 4;
-    *length = (size_t)little_endian(p->page, 4);
-    return *length <= size - 4 ? NULL : "its levels are longer than the page";
+    if (wrong) return wrong;
+    p->levels = levels_at(p, at, length, p->found.optional);
+    *begin = at + length;
+    return NULL;
 }
 
 /* The number of values that are there is counted from the levels before the first is read. */
 static const char *start_page(Parquet *p, const ParquetPage *page) {
-    size_t at, length;
+    size_t begin = 0;
     uint64_t present = (uint64_t)page->values;
-    const char *wrong = find_levels(p, page, &at, &length);
-    if (wrong) return wrong;
-    const uint8_t *levels = (const uint8_t *)p->page + at;
-    if (p->found.optional > 0) {
-        p->levels = hybrid_start(levels, levels + length, bits_of(p->found.optional));
+    const char *wrong = start_levels(p, page, &begin);
+    if (!wrong && p->found.optional > 0)
         wrong = hybrid_count(p->levels, (uint64_t)page->values, (uint32_t)p->found.optional, &present);
-    }
     if (!wrong && page->kind == PARQUET_DATA_PAGE_V2 &&
         (uint64_t)page->values - present != (uint64_t)page->nulls)
         wrong = "it has another number of nulls than its header states";
     if (wrong) return wrong;
-    size_t begin = at + length;
     return values_start(&p->values, page->encoding, p->page + begin, (size_t)page->size - begin, present,
                         p->has_dictionary ? &p->dictionary : NULL);
 }
 
 static ErrorCode open_data(Parquet *p, const ParquetPage *page, Error *err) {
-    uint64_t rows = (uint64_t)page->values;
-    if (rows > p->group_left) return damaged(p, "its pages have more rows than their row group", err);
-    p->group_left -= rows;
+    uint64_t slots = (uint64_t)page->values;
+    if (slots > p->group_left) return damaged(p, "its pages have more rows than their row group", err);
+    p->group_left -= slots;
     p->has_data = true;
-    if (p->row + rows <= p->first) {
-        p->row += rows; /* all of it is skipped */
+    if (!p->found.repeated && p->row + slots <= p->first) {
+        p->row += slots; /* all of it is skipped */
         return OK;
     }
     TRY(unpack(p, page, &p->page, &p->page_capacity, err));
     const char *wrong = start_page(p, page);
     if (wrong) return damaged(p, wrong, err);
-    p->page_left = rows;
+    p->page_left = slots;
     return OK;
 }
 
@@ -310,7 +352,7 @@ static void enter_group(Parquet *p) {
     p->entered = true;
     p->at = g->begin;
     p->row = g->first_row;
-    p->group_left = g->rows;
+    p->group_left = g->slots;
     p->text = 0;
     p->has_dictionary = p->has_data = false;
 }
@@ -324,6 +366,8 @@ static ErrorCode find_page(Parquet *p, bool *more, Error *err) {
             TRY(next_page(p, err));
         } else if (p->group_left > 0) {
             return damaged(p, "its pages have fewer rows than their row group", err);
+        } else if (p->row != present_group(p)->first_row + present_group(p)->rows) {
+            return damaged(p, "its lists are of another number of rows than their row group", err);
         } else {
             p->group++;
             p->entered = false;
@@ -390,6 +434,48 @@ ErrorCode parquet_next(Parquet *p, ParquetString *string, bool *more, Error *err
         if (wrong) return damaged(p, wrong, err);
         if (found) TRY(check_expansion(p, string->length, err));
     }
+    return OK;
+}
+
+/* ---- slots ---- */
+
+static const char *take_level(Hybrid *levels, uint32_t *level) {
+    uint64_t times;
+    const char *wrong = hybrid_peek(levels, level, &times);
+    if (!wrong) hybrid_take(levels, 1);
+    return wrong;
+}
+
+/* A row begins with repetition level 0. */
+static const char *count_row(Parquet *p, uint32_t repetition) {
+    const ParquetGroup *g = present_group(p);
+    if (repetition > 0) return p->row == g->first_row ? "a list goes on in front of its first row" : NULL;
+    if (p->row == g->first_row + g->rows) return "its pages have more rows than their row group";
+    p->row++;
+    return NULL;
+}
+
+static const char *take_slot(Parquet *p, ParquetSlot *slot) {
+    uint32_t repetition = 0, level = (uint32_t)p->found.optional;
+    const char *wrong = p->found.repeated ? take_level(&p->repetitions, &repetition) : NULL;
+    if (!wrong && level > 0) wrong = take_level(&p->levels, &level);
+    if (!wrong) wrong = count_row(p, repetition);
+    if (wrong) return wrong;
+    *slot = (ParquetSlot){.row = p->row - 1, .begins = repetition == 0, .level = (int)level};
+    slot->present = slot->level == p->found.optional;
+    if (slot->present) wrong = values_next(&p->values, &slot->bytes, &slot->length);
+    p->page_left--;
+    return !wrong && p->page_left == 0 ? values_end(&p->values) : wrong;
+}
+
+ErrorCode parquet_next_slot(Parquet *p, ParquetSlot *slot, bool *more, Error *err) {
+    do {
+        TRY(find_page(p, more, err));
+        if (!*more) return OK;
+        const char *wrong = take_slot(p, slot);
+        if (wrong) return damaged(p, wrong, err);
+        TRY(check_expansion(p, slot->length, err));
+    } while (slot->row < p->first);
     return OK;
 }
 

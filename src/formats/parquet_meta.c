@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "formats/parquet_codec.h"
 
-enum { MOST_ELEMENTS = 10000, MOST_DEPTH = 32, NONE = -1 };
+enum { MOST_ELEMENTS = 10000, MOST_DEPTH = 32, MOST_SHOWN = 1000, NONE = -1 };
 enum { BYTE_ARRAY = 6 };
 enum { REQUIRED, OPTIONAL, REPEATED };
 /* Kinds of text, by the numbers of ConvertedType and of LogicalType. */
@@ -29,13 +29,21 @@ typedef struct Element {
 typedef struct Leaf {
     Element element;
     size_t index;
-    int optional;
-    bool repeated;
+    int optional, lists;
 } Leaf;
 
-/* A walk over the schema in search of a column. */
+/* Where a walk is. */
+typedef struct Place {
+    int depth, optional, lists; /* optional: and repeated members of the path */
+    int list_level;             /* of the outermost list */
+    int element_depth;          /* of that list's elements */
+} Place;
+
+/* A walk over the schema in search of a column, or of all. */
 typedef struct Walk {
-    const char *column;
+    const char *column; /* NULL: all */
+    bool in_list;       /* it may be in one */
+    ParquetLeaves *leaves_out;
     const Element *elements;
     size_t count, next, leaves;
     Text path;
@@ -103,7 +111,8 @@ static bool is_text(const Element *e) {
 }
 
 static bool is_here(const Walk *w) {
-    return w->path.length == strlen(w->column) && memcmp(w->path.data, w->column, w->path.length) == 0;
+    return w->column && w->path.length == strlen(w->column) &&
+           memcmp(w->path.data, w->column, w->path.length) == 0;
 }
 
 /* A few names, for messages. */
@@ -114,45 +123,81 @@ static void note_string(Walk *w) {
     text_printf(&w->strings, "%s%s", w->strings.length ? ", " : "", name);
 }
 
-static void see_leaf(Walk *w, const Element *e, int optional, bool repeated) {
+static void list_leaf(const Walk *w, const Element *e, const Place *at) {
+    ParquetLeaves *l = w->leaves_out;
+    if (l->count == l->capacity) {
+        l->capacity = 2 * l->capacity + 16;
+        l->items = mem_grow(l->items, l->capacity * sizeof *l->items);
+    }
+    size_t length = w->path.length < MOST_SHOWN ? w->path.length : MOST_SHOWN;
+    char *path = mem_alloc(length + 1);
+    if (length) memcpy(path, w->path.data, length);
+    int member = at->lists ? at->depth - at->element_depth : 0;
+    l->items[l->count++] = (ParquetLeaf){path, is_text(e), at->lists, at->list_level, member};
+}
+
+static void see_leaf(Walk *w, const Element *e, const Place *at) {
     if (is_here(w)) {
-        w->found = (Leaf){*e, w->leaves, optional, repeated};
+        w->found = (Leaf){*e, w->leaves, at->optional, at->lists};
         w->matches++;
     }
-    if (is_text(e) && !repeated) note_string(w);
+    if (w->leaves_out) list_leaf(w, e, at);
+    if (is_text(e) && at->lists == 0) note_string(w);
     w->leaves++;
 }
 
-static const char *see_element(Walk *w, int depth, int optional, bool repeated);
+static bool is_named(const Element *e, const char *end) {
+    size_t length = strlen(end);
+    return e->name.length >= length && memcmp(e->name.data + e->name.length - length, end, length) == 0;
+}
 
-static const char *see_children(Walk *w, const Element *e, int depth, int optional, bool repeated) {
-    w->group |= depth > 0 && is_here(w);
+/* Whether the elements of a list are what is repeated, and not its only child: the rules of the format for
+ * files of older writers. */
+static bool is_element(const Walk *w, const Element *e) {
+    if (e->children != 1 || w->next == w->count) return true;
+    return w->elements[w->next].repetition == REPEATED || (e->name.length == 5 && is_named(e, "array")) ||
+           is_named(e, "_tuple");
+}
+
+static const char *enter(const Walk *w, const Element *e, Place *at) {
+    if (e->repetition < REQUIRED || e->repetition > REPEATED) return "a column has an unknown repetition";
+    at->optional += e->repetition != REQUIRED;
+    if (e->repetition != REPEATED) return NULL;
+    if (at->lists++ > 0) return NULL;
+    at->list_level = at->optional;
+    at->element_depth = is_element(w, e) ? at->depth : at->depth + 1;
+    return NULL;
+}
+
+static const char *see_element(Walk *w, Place at);
+
+static const char *see_children(Walk *w, const Element *e, Place at) {
+    w->group |= at.depth > 0 && is_here(w);
+    at.depth++;
     for (int i = 0; i < e->children; i++) {
-        const char *wrong = see_element(w, depth + 1, optional, repeated);
+        const char *wrong = see_element(w, at);
         if (wrong) return wrong;
     }
     return NULL;
 }
 
 /* Depth 0 is the root, which has no part in paths. */
-static const char *see_element(Walk *w, int depth, int optional, bool repeated) {
+static const char *see_element(Walk *w, Place at) {
     if (w->next == w->count) return "its schema ends too early";
-    if (depth > MOST_DEPTH) return "its schema is nested too deeply";
+    if (at.depth > MOST_DEPTH) return "its schema is nested too deeply";
     const Element *e = &w->elements[w->next++];
     size_t length = w->path.length;
-    if (depth > 1) text_puts(&w->path, ".");
-    if (depth > 0) {
-        text_add(&w->path, e->name.data, e->name.length);
-        if (e->repetition < REQUIRED || e->repetition > REPEATED) return "a column has an unknown repetition";
-        optional += e->repetition == OPTIONAL;
-        repeated |= e->repetition == REPEATED;
-    }
     const char *wrong = NULL;
-    if (depth > 0 && e->type != NONE && e->children == 0)
-        see_leaf(w, e, optional, repeated);
+    if (at.depth > 1) text_puts(&w->path, ".");
+    if (at.depth > 0) text_add(&w->path, e->name.data, e->name.length);
+    if (at.depth > 0) wrong = enter(w, e, &at);
+    if (wrong) return wrong;
+    if (at.depth > 0 && e->type != NONE && e->children == 0)
+        see_leaf(w, e, &at);
     else
-        wrong = see_children(w, e, depth, optional, repeated);
+        wrong = see_children(w, e, at);
     w->path.length = length;
+    if (w->path.data) w->path.data[length] = '\0';
     return wrong;
 }
 
@@ -165,7 +210,7 @@ static ErrorCode read_schema(Footer *f, Thrift *t, const ThriftField *field, Err
     w->elements = elements;
     w->count = count;
     const char *wrong = f->has_schema ? "it has two schemas" : t->wrong;
-    if (!wrong) wrong = see_element(w, 0, 0, false);
+    if (!wrong) wrong = see_element(w, (Place){0});
     if (!wrong && w->next != count) wrong = "its schema has elements outside of its tree";
     f->has_schema = true;
     w->elements = NULL;
@@ -191,7 +236,7 @@ static ErrorCode check_column(const Footer *f, Error *err) {
         return error_set(
             err, ERR_DATA, "%s: %s%s'; columns of text: %s; name one with `column` in the source", f->path,
             w->group ? "a struct or list, not a column of text, is called '" : "no column '", name, others);
-    if (w->found.repeated)
+    if (w->found.lists > w->in_list)
         return error_set(
             err, ERR_DATA,
             "%s: column '%s' is in a list (repeated), which weft does not read; columns of text: "
@@ -202,6 +247,7 @@ static ErrorCode check_column(const Footer *f, Error *err) {
                          name, e->type == BYTE_ARRAY ? "bytes of another meaning" : type_name(e->type),
                          others);
     f->out->optional = w->found.optional;
+    f->out->repeated = w->found.lists > 0;
     f->out->text = e->converted != NONE || e->logical != NONE;
     return OK;
 }
@@ -288,7 +334,8 @@ static ErrorCode check_chunk(const Footer *f, const Chunk *c, Error *err) {
 /* Older writers leave the dictionary's offset out, or let the data begin at it. */
 static ErrorCode add_group(Footer *f, const Chunk *c, int64_t rows, Error *err) {
     int64_t begin = c->dictionary > 0 && c->dictionary < c->data ? c->dictionary : c->data;
-    if (c->values != rows) return damaged(f, "a row group has another number of values than of rows", err);
+    if (c->values < rows || (!f->out->repeated && c->values != rows))
+        return damaged(f, "a row group has another number of values than of rows", err);
     if (begin < 4 || c->stored < 0 || (uint64_t)begin > f->pages_end ||
         (uint64_t)c->stored > f->pages_end - (uint64_t)begin)
         return damaged(f, "the pages of a row group lie outside of the file", err);
@@ -298,7 +345,8 @@ static ErrorCode add_group(Footer *f, const Chunk *c, int64_t rows, Error *err) 
         out->groups = mem_grow(out->groups, f->capacity * sizeof *out->groups);
     }
     out->groups[out->group_count++] =
-        (ParquetGroup){(uint64_t)begin, (uint64_t)(begin + c->stored), out->rows, (uint64_t)rows, c->codec};
+        (ParquetGroup){(uint64_t)begin, (uint64_t)(begin + c->stored), out->rows,
+                       (uint64_t)rows,  (uint64_t)c->values,           c->codec};
     return OK;
 }
 
@@ -333,6 +381,33 @@ static ErrorCode read_groups(Footer *f, Thrift *t, const ThriftField *field, Err
     return OK;
 }
 
+static ErrorCode read_leaves(Footer *f, Thrift *t, Error *err) {
+    ThriftField field = {0};
+    while (thrift_field(t, &field)) {
+        if (field.id == 2)
+            TRY(read_schema(f, t, &field, err));
+        else
+            thrift_skip(t, field.type);
+    }
+    return t->wrong ? damaged(f, t->wrong, err) : OK;
+}
+
+ErrorCode parquet_find_leaves(ParquetLeaves *leaves, const char *path, const char *footer, size_t length,
+                              Error *err) {
+    Thrift t = {(const uint8_t *)footer, (const uint8_t *)footer + length, NULL, false, 0};
+    Footer f = {.path = path, .walk = {.leaves_out = leaves}};
+    ErrorCode code = read_leaves(&f, &t, err);
+    text_free(&f.walk.path);
+    text_free(&f.walk.strings);
+    return code;
+}
+
+void parquet_leaves_free(ParquetLeaves *leaves) {
+    for (size_t i = 0; i < leaves->count; i++) free(leaves->items[i].path);
+    free(leaves->items);
+    *leaves = (ParquetLeaves){0};
+}
+
 static ErrorCode read_footer(Footer *f, Thrift *t, Error *err) {
     ThriftField field = {0};
     while (thrift_field(t, &field)) switch (field.id) {
@@ -348,14 +423,14 @@ static ErrorCode read_footer(Footer *f, Thrift *t, Error *err) {
     return OK;
 }
 
-ErrorCode parquet_find_column(ParquetColumn *found, const char *path, const char *column, const char *footer,
-                              size_t length, uint64_t pages_end, Error *err) {
+ErrorCode parquet_find_column(ParquetColumn *found, const char *path, const char *column, bool in_list,
+                              const char *footer, size_t length, uint64_t pages_end, Error *err) {
     *found = (ParquetColumn){0};
     Thrift t = {(const uint8_t *)footer, (const uint8_t *)footer + length, NULL, false, 0};
     Footer f = {.path = path,
                 .column = column,
                 .pages_end = pages_end,
-                .walk = {.column = column},
+                .walk = {.column = column, .in_list = in_list},
                 .rows = NONE,
                 .out = found};
     ErrorCode code = read_footer(&f, &t, err);
@@ -379,6 +454,7 @@ static void read_data_header(Thrift *t, const ThriftField *outer, ParquetPage *p
         case 1: p->values = thrift_i32(t, &f); break;
         case 2: p->encoding = thrift_i32(t, &f); break;
         case 3: p->level_encoding = thrift_i32(t, &f); break;
+        case 4: p->repetition_encoding = thrift_i32(t, &f); break;
         default: thrift_skip(t, f.type);
         }
 }
@@ -421,7 +497,7 @@ static void read_own_header(Thrift *t, const ThriftField *f, ParquetPage *p) {
 }
 
 ParquetPage parquet_page_header(Thrift *t) {
-    ParquetPage p = {NONE, NONE, NONE, false, 0, NONE, NONE, NONE, NONE, NONE, NONE, NONE, true};
+    ParquetPage p = {NONE, NONE, NONE, false, 0, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, true};
     ThriftField f = {0};
     while (thrift_field(t, &f)) switch (f.id) {
         case 1: p.kind = thrift_i32(t, &f); break;

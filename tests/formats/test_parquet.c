@@ -4,6 +4,7 @@
 
 #include "data/corpus.h"
 #include "formats/parquet.h"
+#include "formats/parquet_rows.h"
 
 enum { ROWS = 40 };
 
@@ -127,6 +128,52 @@ static void test_expansion(void **state) {
     assert_int_equal(rows, ((uint64_t)4 << 30) / 1000);
     assert_non_null(strstr(err.message, "hold more than 4 GiB of text"));
     parquet_close(p);
+}
+
+/* As chat() in make_parquet.py, without numbers; false: nothing is there. */
+static bool object_text(int i, Text *out) {
+    bool list = i % 10 != 9;
+    text_clear(out);
+    text_puts(out, "{");
+    if (list) text_puts(out, "\"messages\": [");
+    for (int k = 0; list && k < i % 4; k++) {
+        text_printf(out, "%s{\"role\": \"%s\"", k ? ", " : "", k % 2 ? "assistant" : "user");
+        if (k != 2) text_printf(out, ", \"content\": \"m%d of %d\"", k, i);
+        text_puts(out, "}");
+    }
+    if (list && i % 7 == 6) text_puts(out, i % 4 ? ", {}" : "{}");
+    if (list) text_puts(out, "]");
+    if (i % 3 == 0) text_printf(out, "%s\"system\": \"s%d\"", list ? ", " : "", i);
+    text_puts(out, "}");
+    return list || i % 3 == 0;
+}
+
+/* Conversations, from every row on. */
+static void test_objects(void **state) {
+    (void)state;
+    static const char *const files[] = {"chat", "chat-v2", "chat-polars", "chat-duckdb"};
+    static const ParquetField fields[] = {{"messages", true}, {"prompt", false}, {"system", false}};
+    Text want = {0};
+    for (size_t f = 0; f < sizeof files / sizeof *files; f++)
+        for (int first = 0; first <= ROWS; first++) {
+            Error err = {0};
+            ParquetRows *rows;
+            ParquetRow row;
+            bool more;
+            if (parquet_rows_open(&rows, seed(files[f]), fields, 3, &err) != OK) fail_msg("%s", err.message);
+            assert_int_equal(parquet_rows_skip_to(rows, (uint64_t)first, &err), OK);
+            for (int i = first; i < ROWS; i++) {
+                if (!object_text(i, &want)) continue;
+                if (parquet_rows_next(rows, &row, &more, &err) != OK) fail_msg("row %d: %s", i, err.message);
+                assert_true(more);
+                assert_int_equal(row.row, i);
+                assert_string_equal(row.object, want.data);
+            }
+            assert_int_equal(parquet_rows_next(rows, &row, &more, &err), OK);
+            assert_false(more);
+            parquet_rows_close(rows);
+        }
+    text_free(&want);
 }
 
 typedef struct Bad {
@@ -288,8 +335,9 @@ static void test_corpus(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),      cmocka_unit_test(test_odd_files), cmocka_unit_test(test_expansion),
-        cmocka_unit_test(test_bad_files), cmocka_unit_test(test_damage),    cmocka_unit_test(test_corpus),
+        cmocka_unit_test(test_rows),    cmocka_unit_test(test_odd_files), cmocka_unit_test(test_expansion),
+        cmocka_unit_test(test_objects), cmocka_unit_test(test_bad_files), cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_corpus),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -56,6 +56,21 @@ duckdb.from_arrow(table).query("t", f"copy t to '{out}/duckdb-snappy' (format pa
 duckdb.from_arrow(table).query("t", f"copy t to '{out}/duckdb-v2' (format parquet, codec 'zstd', parquet_version 'v2')")
 
 
+
+
+# Conversation i has i % 4 messages, none at all for every tenth, and an element that is null in every seventh.
+def chat(i):
+    messages = [{"role": "user" if k % 2 == 0 else "assistant", "content": None if k == 2 else f"m{k} of {i}", "weight": k} for k in range(i % 4)]
+    return None if i % 10 == 9 else messages + ([None] if i % 7 == 6 else [])
+
+
+chats = pa.table({"messages": [chat(i) for i in range(40)], "system": [None if i % 3 else f"s{i}" for i in range(40)]})
+write("chat", "ZSTD", table=chats)
+write("chat-v2", "SNAPPY", "2.0", table=chats, use_compliant_nested_type=False, use_dictionary=False)
+polars.from_arrow(chats).write_parquet(out / "chat-polars", compression="zstd", row_group_size=17)
+duckdb.from_arrow(chats).query("t", f"copy t to '{out}/chat-duckdb' (format parquet)")
+
+
 # ---- by hand ----
 def varint(n):
     done = b""

@@ -153,6 +153,86 @@ def files_of_others(folder):
         pass
 
 
+def objects_of(path, names, first=0):
+    ended = subprocess.run([rows_program, str(path), names, str(first)], capture_output=True)
+    if ended.returncode:
+        sys.exit(f"{path}: {ended.stderr.decode()}")
+    out, found = ended.stdout, []
+    while not out.startswith(b"end "):
+        head, out = out.split(b"\n", 1)
+        row, length = map(int, head.split())
+        found.append((row, json.loads(out[:length])))
+        out = out[length + 1 :]
+    return found
+
+
+def wanted_objects(table, names):
+    """As pyarrow reads them, without nulls and without numbers in structs."""
+    def kept(message):
+        return {k: v for k, v in (message or {}).items() if isinstance(v, str)}
+    found = []
+    for i, row in enumerate(table.select(names).to_pylist()):
+        row = {k: [kept(m) for m in v] if isinstance(v, list) else v for k, v in row.items() if v is not None}
+        if row:
+            found.append((i, row))
+    return found
+
+
+def check_objects(path, names):
+    global files
+    files += 1
+    table = pq.read_table(path)
+    want = wanted_objects(table, names)
+    for first in [0, *(random.randrange(table.num_rows + 1) for _ in range(2))]:
+        if objects_of(path, ",".join(names) + ",", first) != [w for w in want if w[0] >= first]:
+            sys.exit(f"{path}: other objects than pyarrow's from row {first} on")
+
+
+def conversations(count, keys, nulls):
+    def message(k):
+        if nulls and k % 13 == 12:
+            return None
+        return {keys[0]: random.choice(["user", "assistant"]), keys[1]: None if nulls and k % 7 == 6 else text(random.randrange(3)), "weight": k}
+    return [None if nulls and i % 11 == 10 else [message(k) for k in range(random.randrange(9))] for i in range(count)]
+
+
+def list_files(folder):
+    path = folder / "list.parquet"
+    for i, (version, codec, nulls) in enumerate(itertools.product(["1.0", "2.0"], codecs(), [False, True])):
+        keys = [("role", "content"), ("from", "value")][i % 2]
+        struct = pa.struct([pa.field(keys[0], pa.string(), nulls), pa.field(keys[1], pa.string(), nulls), pa.field("weight", pa.int32())])
+        schema = pa.schema([pa.field("id", pa.int64()), pa.field("messages", pa.list_(pa.field("element", struct, nulls)), nulls), pa.field("system", pa.string())])
+        columns = [pa.array(range(400), pa.int64()), pa.array(conversations(400, keys, nulls), schema.field(1).type), pa.array(texts(400, "some"), pa.string())]
+        pq.write_table(pa.table(columns, schema=schema), path, compression=codec, data_page_version=version, row_group_size=[37, 400][i % 3 == 0],
+                       data_page_size=[300, 5000][i % 5 < 3], write_batch_size=16, use_compliant_nested_type=i % 4 != 1, use_dictionary=i % 3 != 2,
+                       write_page_checksum=i % 2 == 0)
+        check_objects(path, ["messages", "system"])
+        check_objects(path, ["messages"])
+    try:
+        import polars
+        frame = polars.from_arrow(pa.table(columns, schema=schema))
+        frame.write_parquet(path, compression="zstd", row_group_size=50, data_page_size=1000)
+        check_objects(path, ["messages", "system"])
+        import duckdb
+        for version in ["v1", "v2"]:
+            table = pa.table(columns, schema=schema)
+            duckdb.from_arrow(table).query("t", f"copy t to '{path}' (format parquet, codec 'zstd', parquet_version '{version}', row_group_size 2048)")
+            check_objects(path, ["messages", "system"])
+    except ImportError:
+        pass
+    as_json = [None if m is None else json.dumps(m) for m in conversations(50, ("role", "content"), False)]
+    pq.write_table(pa.table({"messages": pa.array(as_json, pa.string())}), path)
+    if [o["messages"] for _, o in objects_of(path, "messages,,", 0)] != [json.loads(m) for m in as_json]:
+        sys.exit("JSON as text is read as something else")
+    deep = pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("tool_calls", pa.list_(pa.string()))]))
+    pq.write_table(pa.table({"messages": pa.array([[{"role": "user", "tool_calls": []}]], deep), "prompt": ["x"]}), path)
+    for names, words in [("messages,", b"column 'messages' is neither text nor a list of structs of text: it has 'messages.list.element.tool_calls.list.element'"),
+                         ("body,text,", b"no column 'body', 'text'; its columns: messages.list.element.role,")]:
+        ended = subprocess.run([rows_program, str(path), names, "0"], capture_output=True)
+        if ended.returncode != 65 or words not in ended.stderr:
+            sys.exit(f"{names}: status {ended.returncode}: {ended.stderr.decode()}")
+
+
 def check_damaged(folder):
     """A byte changed anywhere ends in an error or leaves another file that is legal, never in a crash. With checksums of pages a value
     never changes unnoticed."""
@@ -196,6 +276,7 @@ with tempfile.TemporaryDirectory() as name:
     pyarrow_files(folder)
     nested_files(folder)
     files_of_others(folder)
+    list_files(folder)
     check_damaged(folder)
     if weft != "-":
         check_ids(folder)

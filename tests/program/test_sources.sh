@@ -92,6 +92,32 @@ for file in brotli bad-encrypted; do
     refused 65 "which weft does not read" tokenize run.yaml "data.sources=[$file.parquet]"
 done
 
+# ---- conversations: the same in every form ----
+echo "{% for m in messages %}{{ bos_token + m.role + ': ' + m.content + eos_token }}{% endfor %}{% if add_generation_prompt %}{{ bos_token + 'assistant: ' }}{% endif %}" >chat.jinja
+for ((i = 0; i < 40; i++)); do
+    if [ $((i % 10)) -eq 9 ]; then [ $((i % 3)) -ne 0 ] || echo '{"system": "x"}'; continue; fi
+    line=
+    for ((k = 0; k < i % 4; k++)); do
+        line+="{\"role\": \"$([ $((k % 2)) -eq 0 ] && echo user || echo assistant)\"$([ $k -eq 2 ] || echo ", \"content\": \"m$k of $i\"")}, "
+    done
+    [ $((i % 7)) -ne 6 ] || line+="{}, "
+    echo "{\"messages\": [${line%, }]}"
+done >chat.jsonl
+{ echo '['; sed '$!s/$/,/' chat.jsonl; echo ']'; } >chat.json
+cp "$fixtures/chat" chat.parquet
+cp "$fixtures/chat-polars" chat.rows
+chat=(tokenize run.yaml train.context=64 train.tokens_per_step=64 data.chat_template=chat.jinja data.bad_lines=skip data.bad_lines_limit=100)
+for source in '{path: chat.jsonl, format: chat}' '{path: chat.json, format: chat}' '{path: chat.parquet, format: chat}' '{path: chat.rows, format: chat, column: messages}'; do
+    rm -rf chats
+    exits 0 "${chat[@]}" "data.sources=[$source]" data.cache_dir=chats
+    ids chats >these
+    [ -f those ] || cp these those
+    cmp -s these those || fail "$source: other ids than of chat.jsonl"
+done
+refused 65 "chat.parquet:1: there are no messages" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: chat.parquet, format: chat}]'
+refused 65 "rows.parquet: no column 'messages', 'conversations'" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: rows.parquet, format: chat}]'
+refused 78 "text.txt: the key chat_format belongs to format: chat" tokenize run.yaml 'data.sources=[{path: text.txt, chat_format: alpaca}]'
+
 # ---- token files: the ids of text.txt, in the formats of other programs ----
 exits 0 tokenize run.yaml 'data.sources=[text.txt, {path: rows.jsonl}]' data.cache_dir=made
 python3 - made/*/part-00000.tok <<'END' || fail "no token files"
