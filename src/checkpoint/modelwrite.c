@@ -1,4 +1,4 @@
-/* Writes the weights of a model directory, divided into shards if they are large.
+/* Writes the weights of a model directory, divided into files (checkpoint shards, max_shard_size) if large.
  *
  * Everything here depends only on the list's descriptions and the limit: each rank computes the same layout
  * itself, and knows the offsets of its segments without communication.

@@ -1,4 +1,4 @@
-/* The mesh: coordinates of ranks on the axes of parallelism. Pure arithmetic, independent of processes.
+/* The mesh (DeviceMesh, parallel_state): ranks' coordinates on the axes of parallelism. Pure arithmetic.
  *
  * Axes from outer to inner: pp, dp_replicate, dp_shard, cp, tp, kv. The inner ones vary fastest, so that
  * ranks which communicate most are neighbours:

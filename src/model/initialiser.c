@@ -3,7 +3,9 @@
  * An entry is a standard deviation, what it scales with, and where the normal distribution is cut. Dividing
  * what is added to the residual stream by the square root of the number of additions keeps the stream's
  * variance from growing with depth (Radford et al., "Language models are unsupervised multitask learners",
- * 2019). */
+ * 2019).
+ *
+ * Elsewhere called: init_method (Megatron), Kaiming or Xavier initialisation. There is no muP. */
 #include <math.h>
 
 #include "model/families/family.h"

@@ -15,8 +15,8 @@
  * inputs are waited for at the end. In backward passes that collectives cut, wgrads run during collectives.
  * The rest of the order is the schedule's.
  *
- * Elsewhere called: FSDP prefetch (prefetch_gathers), delayed wgrad (run_down, delayed_of, run_delayed), zero
- * bubble (cells I and W of schedule_make.c become DGRAD and WGRAD in cell). */
+ * Elsewhere called: overlap_grad_reduce (reduce), FSDP prefetch (prefetch_gathers), delayed wgrad (run_down,
+ * delayed_of, run_delayed), zero bubble (cells I and W of schedule_make.c become DGRAD and WGRAD in cell). */
 #include <stdlib.h>
 
 #include "program/owners.h"

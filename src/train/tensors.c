@@ -6,7 +6,9 @@
  *
  *     description   each tensor of the model, on every rank: name, shape, dtype in memory and in the file
  *     segment       a run of its elements that this rank holds, contiguous in memory
- *     memory[i]     where segment i lies on the device */
+ *     memory[i]     where segment i lies on the device
+ *
+ * Elsewhere called: state_dict, sharded_state_dict. */
 #include "train/tensors.h"
 
 #include <stdlib.h>

@@ -394,6 +394,8 @@ static void weight_of_exact_chunk(const LayerPass *w, const Product *p, const Pa
            .splits = splits);
 }
 
+/* Elsewhere called: gradient accumulation fusion (Megatron), wgrad into main_grad: the GEMM adds to the fp32
+ * gradient. */
 void product_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
     const Model *m = w->pass->model;
     const Param *matrix = product_matrix(w, p);
