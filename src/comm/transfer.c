@@ -27,7 +27,7 @@
 
 /* ---- slots ---- */
 
-/* Allocates everything that operations need, since nothing is allocated during a step. */
+/* Allocates everything that operations need, except slots of staging.c, so that a step allocates nothing. */
 void transfer_setup(Comm *c) {
     c->ops = mem_alloc_array(OPS_MAX, sizeof *c->ops);
     for (int i = OPS_MAX - 1; i >= 0; i--) {

@@ -13,7 +13,7 @@
  *     end. Between `begin` and `end` a transport may hold posts back; the caller must not wait there.
  *  4. An event is a number below `events`, chosen by the caller. It can be used again once its end was
  *     reported.
- *  5. Nothing is allocated after the last join. */
+ *  5. Nothing is allocated after the last join, except by MPI itself. */
 #ifndef WEFT_COMM_TRANSPORT_H
 #define WEFT_COMM_TRANSPORT_H
 

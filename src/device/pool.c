@@ -4,7 +4,7 @@
  * A pool is one block of memory that is given back as a whole. Nothing inside it is freed, so it cannot
  * fragment or leak, and an address depends only on the order and sizes of requests.
  *
- * Elsewhere called: allocator; there is no caching allocator, since nothing is allocated in a step. */
+ * Elsewhere called: allocator; there is no caching allocator, since a step takes no tensor memory. */
 #include "device/pool.h"
 
 #include "base/text.h"
