@@ -35,7 +35,7 @@
  *  3. The thread does not wait for the main mutex unless it asks: the main thread may be stuck in MPI with
  *     it.
  *
- * Elsewhere called: heartbeat, flight recorder, NCCL timeout. */
+ * Elsewhere called: heartbeat, flight recorder, NCCL timeout, straggler or hang detection. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

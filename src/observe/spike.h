@@ -1,4 +1,4 @@
-/* Spike detection with robust statistics. A value is a spike if it is far above two things: the median of a
+/* Loss spikes, found by robust statistics. A value is a spike if it is far above two things: the median of a
  * window, in units of the median absolute deviation (scaled to a standard deviation for normal values); and
  * the last few values, in units of their step-to-step differences, so that a trend is not a spike.
  *
