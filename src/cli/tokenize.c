@@ -3,17 +3,23 @@
  * It makes the same call as a run (dataset_open), so the run finds its cache. Machines that share a cache
  * directory thus need not tokenize, and a run starts with its first step. */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "checkpoint/find.h"
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/terminal.h"
 #include "data/dataset.h"
+#include "data/token_export.h"
 #include "config/config.h"
 
-static const Flag flags[] = {{"--verify", 0, NULL, "compare all of the cache with its checksums"},
-                             {NULL, 0, NULL, NULL}};
+static const Flag flags[] = {
+    {"--verify", 0, NULL, "compare all of the cache with its checksums"},
+    {"--export", 0, "FORMAT", "write the ids for other programs: npy, or megatron (.bin and .idx)"},
+    {"--out", 0, "DIR", "with --export: where the files go; default tokens"},
+    {NULL, 0, NULL, NULL}};
 
 /* The same lines as at the start of a run, and the size of an epoch: they show whether the data is what the
  * user expected. */
@@ -39,12 +45,78 @@ static ErrorCode verify(const Dataset *d, Error *err) {
     return OK;
 }
 
+/* ---- export ---- */
+
+enum { EXPORT_NAME = 32 };
+
+/* Sources are numbered, since their paths may be patterns. */
+static const char *export_name(const Config *c, size_t i, char out[EXPORT_NAME]) {
+    bool trains = i < c->data.sources.count;
+    snprintf(out, EXPORT_NAME, "%s-%zu", trains ? "train" : "validation",
+             trains ? i : i - c->data.sources.count);
+    return out;
+}
+
+static ErrorCode export_format(const char *word, TokenExportFormat *out, Error *err) {
+    static const char *const names[] = {TOKEN_EXPORTS(CHOICE_NAME)};
+    for (int i = 0; i < 2; i++) {
+        *out = (TokenExportFormat)i;
+        if (strcmp(word, names[i]) == 0) return OK;
+    }
+    return error_set(err, ERR_USAGE, "--export is \"%s\": expected npy or megatron", word);
+}
+
+/* Before anything is tokenized. */
+static ErrorCode export_check(const TokenExport *e, const Config *c, Error *err) {
+    char name[EXPORT_NAME];
+    if (data_has_conversations(&c->data))
+        return error_set(err, ERR_CONFIG,
+                         "a source has conversations: token files of other programs have no place for which "
+                         "tokens are learned");
+    if (c->data.validation_fraction > 0)
+        return error_set(err, ERR_CONFIG,
+                         "data.validation_fraction cuts sources into two: export with 0, and hold out files "
+                         "of their own with data.validation");
+    for (size_t i = 0; i < c->data.sources.count + c->data.validation_sources.count; i++)
+        TRY(token_export_check(e, export_name(c, i, name), err));
+    return OK;
+}
+
+static ErrorCode export_prepare(const Arguments *args, const Config *c, const Tokenizer *tokenizer,
+                                TokenExport *e, Error *err) {
+    const char *out = arguments_flag(args, "--out");
+    *e = (TokenExport){.dir = out ? out : "tokens",
+                       .vocabulary = (uint64_t)tokenizer_vocab_size(tokenizer),
+                       .eos = tokenizer_eos(tokenizer)};
+    if (!arguments_has(args, "--export"))
+        return out ? error_set(err, ERR_USAGE, "--out belongs to --export") : OK;
+    TRY(export_format(arguments_flag(args, "--export"), &e->format, err));
+    return export_check(e, c, err);
+}
+
+static ErrorCode export_all(const TokenExport *e, const Config *c, const Dataset *d, Error *err) {
+    TRY(file_make_dirs(e->dir, err));
+    for (size_t i = 0; i < dataset_inputs(d); i++) {
+        char name[EXPORT_NAME], tokens[32], documents[32];
+        const TokenCache *cache = dataset_cache(d, i);
+        TRY(token_export(e, export_name(c, i, name), cache, err));
+        terminal_printf(
+            "%s/%s.%s: %s tokens, %s documents of %s\n", e->dir, name,
+            e->format == EXPORT_NPY ? "npy" : "bin", text_count((int64_t)token_cache_tokens(cache), tokens),
+            text_count((int64_t)token_cache_documents(cache), documents), dataset_input(d, i).path);
+    }
+    return OK;
+}
+
 /* Opening the data builds the missing parts of the cache. */
 static ErrorCode tokenize(const Arguments *args, const Config *c, const Tokenizer *tokenizer, Error *err) {
     Dataset *d;
+    TokenExport export;
+    TRY(export_prepare(args, c, tokenizer, &export, err));
     TRY(dataset_open(&d, &c->data, tokenizer, c->train.context, (int)c->run.threads, err));
     dataset_warn(d);
     ErrorCode code = arguments_has(args, "--verify") ? verify(d, err) : OK;
+    if (code == OK && arguments_has(args, "--export")) code = export_all(&export, c, d, err);
     if (code == OK) {
         Text out = {0};
         summarise(d, c, &out);
@@ -73,13 +145,16 @@ static ErrorCode run_tokenize(const Arguments *args, Error *err) {
 const Verb verb_tokenize = {
     .name = "tokenize",
     .summary = "fill the token cache of a configuration ahead of time",
-    .synopsis = "CONFIG.yaml [section.key=value ...]",
+    .synopsis = "CONFIG.yaml [section.key=value ...] [--export npy|megatron [--out DIR]]",
     .details =
         "Tokenizes the sources of data.* that data.cache_dir does not hold yet. May be interrupted and run "
         "again: it goes on where it was. Training does the same by itself; this is for doing it elsewhere, "
         "or before.\n\n"
+        "With --export, the ids of each source are also written for other programs, as train-0.npy, "
+        "train-1.npy, validation-0.npy or the same as .bin and .idx. Nothing is overwritten.\n\n"
         "Examples:\n"
         "  weft tokenize configs/demo.yaml\n"
+        "  weft tokenize my.yaml --export megatron --out ids\n"
         "  weft tokenize my.yaml data.sources=[more/*.jsonl.zst] --verify",
     .flags = flags,
     .options = config_options,

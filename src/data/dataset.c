@@ -851,6 +851,8 @@ DatasetInput dataset_input(const Dataset *d, size_t i) {
     return in;
 }
 
+const TokenCache *dataset_cache(const Dataset *d, size_t i) { return d->sources[i].cache; }
+
 int64_t dataset_context(const Dataset *d) { return d->context; }
 
 /* Training tokens, without held-out ones. */

@@ -479,6 +479,29 @@ ErrorCode parquet_next_slot(Parquet *p, ParquetSlot *slot, bool *more, Error *er
     return OK;
 }
 
+/* How many zeros the levels go on with, at most `most`. What is wrong is found when they are taken. */
+static uint64_t zeros(Hybrid *levels, uint64_t most) {
+    uint32_t level;
+    uint64_t times;
+    if (hybrid_peek(levels, &level, &times) != NULL || level > 0) return 0;
+    return times < most ? times : most;
+}
+
+/* The last slot of a page is left, since the page's end is checked with it. */
+uint64_t parquet_null_rows(Parquet *p) {
+    const ParquetGroup *g = present_group(p);
+    if (p->found.optional == 0 || p->page_left < 2) return 0;
+    uint64_t rows = g->first_row + g->rows - p->row, most = p->page_left - 1;
+    most = zeros(&p->levels, most < rows ? most : rows);
+    return most > 0 && p->found.repeated ? zeros(&p->repetitions, most) : most;
+}
+
+void parquet_pass_null_rows(Parquet *p, uint64_t rows) {
+    hybrid_take(&p->levels, rows);
+    if (p->found.repeated) hybrid_take(&p->repetitions, rows);
+    advance(p, rows);
+}
+
 ErrorCode parquet_skip_to(Parquet *p, uint64_t row, Error *err) {
     const ParquetColumn *c = &p->found;
     if (row > c->rows)

@@ -49,6 +49,9 @@ typedef struct ParquetSlot {
 /* The same column slot by slot, which may be in one list. Not to be mixed with parquet_next. */
 ErrorCode parquet_open_slots(Parquet **parquet, const char *path, const char *column, Error *err);
 ErrorCode parquet_next_slot(Parquet *parquet, ParquetSlot *slot, bool *more, Error *err);
+/* How many rows at least begin with the next slot and are null: 2^30 of them may take a few bytes. */
+uint64_t parquet_null_rows(Parquet *parquet);
+void parquet_pass_null_rows(Parquet *parquet, uint64_t rows); /* at most as many */
 
 /* Goes on at `row`; only forward. */
 ErrorCode parquet_skip_to(Parquet *parquet, uint64_t row, Error *err);

@@ -259,6 +259,22 @@ static ErrorCode read_row(ParquetRows *r, uint64_t row, Error *err) {
     return OK;
 }
 
+/* If the next row is null, so are those behind it that all columns have as null. */
+static void pass_null_rows(ParquetRows *r) {
+    uint64_t rows = UINT64_MAX;
+    for (size_t i = 0; i < r->column_count && rows > 0; i++) {
+        const Column *c = &r->columns[i];
+        bool null = c->more && c->slot.begins && c->slot.level == 0 && !c->slot.present;
+        uint64_t run = null ? parquet_null_rows(c->parquet) : 0;
+        if (run < rows) rows = run;
+    }
+    for (size_t i = 0; i < r->column_count && rows > 0; i++) {
+        parquet_pass_null_rows(r->columns[i].parquet, rows);
+        r->columns[i].slot.row += rows;
+    }
+    r->nulls += rows;
+}
+
 static ErrorCode start(ParquetRows *r, Error *err) {
     for (size_t i = 0; i < r->column_count && !r->started; i++) TRY(next_slot(&r->columns[i], err));
     r->started = true;
@@ -275,6 +291,7 @@ ErrorCode parquet_rows_next(ParquetRows *r, ParquetRow *row, bool *more, Error *
         TRY(read_row(r, row->row, err));
         if (r->object.length > strlen("{}")) break;
         r->nulls++;
+        pass_null_rows(r);
     }
     row->object = r->object.data;
     row->length = r->object.length;

@@ -176,6 +176,21 @@ static void test_objects(void **state) {
     text_free(&want);
 }
 
+/* 2^30 rows that are null take a few bytes, and no time. */
+static void test_null_objects(void **state) {
+    (void)state;
+    static const ParquetField field = {"text", false};
+    Error err = {0};
+    ParquetRows *rows;
+    ParquetRow row;
+    bool more;
+    assert_int_equal(parquet_rows_open(&rows, seed("hand-null-bomb"), &field, 1, &err), OK);
+    assert_int_equal(parquet_rows_next(rows, &row, &more, &err), OK);
+    assert_false(more);
+    assert_int_equal(parquet_rows_nulls(rows), 1 << 30);
+    parquet_rows_close(rows);
+}
+
 typedef struct Bad {
     const char *file, *words;
 } Bad;
@@ -335,9 +350,9 @@ static void test_corpus(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),    cmocka_unit_test(test_odd_files), cmocka_unit_test(test_expansion),
-        cmocka_unit_test(test_objects), cmocka_unit_test(test_bad_files), cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_corpus),
+        cmocka_unit_test(test_rows),    cmocka_unit_test(test_odd_files),    cmocka_unit_test(test_expansion),
+        cmocka_unit_test(test_objects), cmocka_unit_test(test_null_objects), cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_damage),  cmocka_unit_test(test_corpus),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

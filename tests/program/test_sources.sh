@@ -173,6 +173,29 @@ for ((i = 0; i < 2; i++)); do
     grep -q "most.txt: 2 of 603 bytes are not UTF-8" err || fail "no count of broken characters: $(cat err)"
 done
 
+# ---- export: what is written for other programs is read back as the same documents ----
+exits 0 tokenize run.yaml 'data.sources=[text.txt, {path: rows.jsonl}]' 'data.validation=[some.jsonl]' --export npy --out exported
+grep -q "exported/train-1.npy: [0-9,]* tokens, 29 documents of rows.jsonl" out || fail "no line for the export: $(cat out)"
+exits 0 tokenize run.yaml 'data.sources=[text.txt, {path: rows.jsonl}]' --export megatron --out exported
+ls exported >these
+printf '%s\n' train-0.bin train-0.idx train-0.npy train-1.bin train-1.idx train-1.npy validation-0.npy | cmp -s - these || fail "exported: $(cat these)"
+for file in train-1.npy train-1.bin; do
+    exits 0 tokenize run.yaml "data.sources=[{path: exported/$file, format: tokens}]" data.cache_dir=back
+    grep -q "29 documents" out || fail "$file: $(cat out)"
+    rm -rf back right
+    exits 0 tokenize run.yaml "data.sources=[{path: exported/$file, format: tokens}]" data.cache_dir=back
+    exits 0 tokenize run.yaml 'data.sources=[rows.jsonl]' data.cache_dir=right
+    [ "$(ids back)" = "$(ids right)" ] || fail "$file: other ids than it was written from"
+done
+refused 73 "exported/train-0.npy: exists" tokenize run.yaml --export npy --out exported
+refused 64 "expected npy or megatron" tokenize run.yaml --export csv
+refused 64 "--out belongs to --export" tokenize run.yaml --out x
+refused 78 "a source has conversations" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: chat.jsonl, format: chat}]' --export npy
+refused 78 "data.validation_fraction cuts sources" tokenize run.yaml data.validation_fraction=0.2 --export npy
+refused 65 "--export megatron keeps where they end" tokenize run.yaml data.add_eos=false 'data.sources=[rows.jsonl]' --export npy --out more
+[ -z "$(ls more)" ] || fail "a failed export left $(ls more)"
+exits 0 tokenize run.yaml data.add_eos=false 'data.sources=[rows.jsonl]' --export megatron --out more
+
 # ---- paths that are not files ----
 mkdir folder
 refused 66 "folder: a directory: name the files in it, as in folder/*.txt" tokenize run.yaml 'data.sources=[folder]'
