@@ -7,6 +7,7 @@
 
 #include "base/choices.h"
 #include "base/options.h"
+#include "formats/recoder.h"
 #include "formats/token_file.h"
 #include "tokenizer/tokenizer.h"
 
@@ -18,9 +19,6 @@ typedef enum SourceFormat { SOURCE_FORMATS(CHOICE_CONSTANT) } SourceFormat;
 /* How a text file is split into documents. */
 #define SOURCE_SPLITS(X) X(SPLIT_FILE, "file") X(SPLIT_PARAGRAPHS, "paragraphs") X(SPLIT_LINES, "lines")
 typedef enum SourceSplit { SOURCE_SPLITS(CHOICE_CONSTANT) } SourceSplit;
-/* BYTES: any bytes, unchecked. */
-#define SOURCE_ENCODINGS(X) X(ENCODING_UTF8, "utf-8") X(ENCODING_BYTES, "bytes")
-typedef enum SourceEncoding { SOURCE_ENCODINGS(CHOICE_CONSTANT) } SourceEncoding;
 /* What to do with a malformed JSON line. */
 #define BAD_LINES_KINDS(X) X(BAD_LINES_ERROR, "error") X(BAD_LINES_SKIP, "skip")
 typedef enum BadLines { BAD_LINES_KINDS(CHOICE_CONSTANT) } BadLines;
@@ -48,7 +46,7 @@ typedef struct DataSource {
     char *end;       /* token files: the id between documents; "": the tokenizer's EOS; "none" */
     int boundary;    /* TokenBoundary */
     int split;       /* SourceSplit */
-    int encoding;    /* SourceEncoding */
+    int encoding;    /* TextEncoding */
     char *name;      /* name of the validation set that its validation data belongs to; "": none */
 } DataSource;
 

@@ -141,7 +141,7 @@ static ErrorCode recognise_array(CorpusReader *r, Error *err) {
 }
 
 static ErrorCode open_beginning(CorpusReader *r, Error *err) {
-    TRY(input_open(&r->input, r->file->path, r->file->encoding == ENCODING_BYTES, err));
+    TRY(input_open(&r->input, r->file->path, r->file->encoding, err));
     TRY(skip_byte_order_mark(r, err));
     return recognise_array(r, err);
 }
@@ -154,7 +154,7 @@ static ErrorCode open_middle(CorpusReader *r, const CorpusPosition *from, Error 
     r->begin = r->end = 0;
     r->at_end = r->first_element = false;
     r->position = *from;
-    TRY(input_open(&r->input, r->file->path, r->file->encoding == ENCODING_BYTES, err));
+    TRY(input_open(&r->input, r->file->path, r->file->encoding, err));
     return input_skip_to(r->input, from->offset, err);
 }
 
@@ -349,7 +349,7 @@ static size_t text_chunk(const CorpusReader *r, bool *ends) {
 /* Counts lines for messages, which costs one memchr pass over the returned bytes. Chunks end between
  * characters, so each can be checked by itself. */
 static void advance(CorpusReader *r, size_t length, bool in_document) {
-    if (r->file->encoding == ENCODING_UTF8) text_check_add(&r->check, r->buffer + r->begin, length);
+    if (r->file->encoding != ENCODING_BYTES) text_check_add(&r->check, r->buffer + r->begin, length);
     const char *at = r->buffer + r->begin, *stop = at + length;
     while ((at = memchr(at, '\n', (size_t)(stop - at))) != NULL) {
         r->position.line++;

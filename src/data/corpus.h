@@ -40,7 +40,7 @@ typedef struct CorpusFile {
     SourceFormat format;
     SourceSplit split; /* text only */
     const char *key;   /* of JSON lines, or the column of Parquet; NULL or "" means "text" */
-    SourceEncoding encoding;
+    TextEncoding encoding;
     ChatForm chat_form;      /* conversations only */
     bool column;             /* key is the column of a Parquet file with conversations, whatever its name */
     TokenFileOptions tokens; /* token files only */

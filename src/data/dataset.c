@@ -177,6 +177,10 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
             add_string(h, files[i].key);
         if (format == FORMAT_CHAT) hash_conversations(h, r, &files[i]);
         if (corpus_has_lines(format) && skip_bad) add_string(h, skipped_lines(format));
+        if (recoder_needed(files[i].encoding)) {
+            add_string(h, "encoding");
+            sha256_add_u64(h, (uint64_t)files[i].encoding);
+        }
         add_string(h, prints[i].sha256);
         if (files[i].index) add_string(h, files[i].index->sha256);
     }

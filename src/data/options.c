@@ -38,8 +38,10 @@ static const Option source_options[] = {
     CHOICE("split", split, "file", CHOICE_WORDS(SOURCE_SPLITS), UNKNOWN,
            "What a document of a text file is; paragraphs are separated by blank lines."),
     /* Non-text is refused, since nothing else would show that a model was trained on an archive. */
-    CHOICE("encoding", encoding, "utf-8", CHOICE_WORDS(SOURCE_ENCODINGS), UNKNOWN,
-           "bytes: take a file as it is, whatever it holds; else what is not UTF-8 text is refused."),
+    CHOICE(
+        "encoding", encoding, "utf-8", CHOICE_WORDS(TEXT_ENCODINGS), UNKNOWN,
+        "Of text and JSON. latin-1, windows-1252 and utf-16 are converted to UTF-8; bytes: take a file as it "
+        "is, whatever it holds; else what is not UTF-8 text is refused."),
     /* Sources with one name form one set. The name becomes part of metric tags and of
      * checkpoint.keep_best. */
     TEXT("name", name, "", UNKNOWN,

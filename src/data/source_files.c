@@ -58,6 +58,8 @@ static ErrorCode check_file(const DataSource *s, const char *path, Error *err) {
     bool parquet = corpus_has_rows(&file), tokens = format == FORMAT_TOKENS;
     TRY(check_key(path, "key", is_given(s->key), !parquet && !tokens, "JSON lines", err));
     TRY(check_key(path, "column", is_given(s->column), parquet, "Parquet", err));
+    TRY(check_key(path, "encoding", recoder_needed((TextEncoding)s->encoding), !parquet && !tokens,
+                  "text and JSON", err));
     TRY(check_key(path, "chat_format", s->chat_format != CHAT_AUTO, format == FORMAT_CHAT, "format: chat",
                   err));
     TRY(check_key(path, "dtype", s->dtype != TOKEN_TYPE_AUTO, tokens, "token files", err));
@@ -90,7 +92,7 @@ CorpusFile *source_files(const DataSource *s, char *const *paths, size_t count, 
                                 .format = format_of(s),
                                 .split = (SourceSplit)s->split,
                                 .key = key_or_default(s),
-                                .encoding = (SourceEncoding)s->encoding,
+                                .encoding = (TextEncoding)s->encoding,
                                 .chat_form = (ChatForm)s->chat_format,
                                 .column = is_given(s->column),
                                 .tokens = tokens};

@@ -184,8 +184,8 @@ static const FileFormat formats[] = {
     {"a WebAssembly module", MODEL, KIND_NOT_TEXT, 0, MAGIC("\0asm"), NULL},
     {"UTF-32 text", RECODE("UTF-32"), KIND_NOT_TEXT, 0, MAGIC("\xff\xfe\0\0"), NULL},
     {"UTF-32 text", RECODE("UTF-32"), KIND_NOT_TEXT, 0, MAGIC("\0\0\xfe\xff"), NULL},
-    {"UTF-16 text", RECODE("UTF-16"), KIND_NOT_TEXT, 0, MAGIC("\xff\xfe"), NULL},
-    {"UTF-16 text", RECODE("UTF-16"), KIND_NOT_TEXT, 0, MAGIC("\xfe\xff"), NULL},
+    {"UTF-16 text", "give the source encoding: utf-16", KIND_UTF16, 0, MAGIC("\xff\xfe"), NULL},
+    {"UTF-16 text", "give the source encoding: utf-16", KIND_UTF16, 0, MAGIC("\xfe\xff"), NULL},
 };
 /* clang-format on */
 
@@ -207,5 +207,5 @@ ErrorCode file_format_refuse(const FileFormat *format, const char *path, Error *
                      "%s: this is %s; weft reads text and JSON lines, plain or compressed with gzip or zstd, "
                      "Parquet and token files: %s%s",
                      shown, format->name, format->advice,
-                     format->kind == KIND_NOT_TEXT ? "; " FILE_ANY_BYTES : "");
+                     format->kind != KIND_PACKED ? "; " FILE_ANY_BYTES : "");
 }

@@ -28,13 +28,18 @@ enum { RAW_BYTES = 1 << 18 };
 /* bytes.in[in_at, in_size) have been read, but not decompressed. */
 struct Input {
     StoredFile file;
-    bool any; /* accept any bytes */
+    TextEncoding encoding;
     uint64_t content, stored;
     const Decoder *decoder; /* NULL for a plain file */
     void *state;            /* the decoder's */
     char *raw;              /* compressed bytes read ahead */
     DecoderBytes bytes;
     bool whole;
+    Recoder recoder; /* if it is needed */
+    char *foreign;   /* what it reads */
+    uint64_t read;   /* bytes that it was given */
+    Text text;       /* what it has made */
+    size_t text_at;  /* of these, returned */
 };
 
 /* May return fewer bytes than asked for, as read does; only 0 is the end. Retries after signals. */
@@ -78,7 +83,8 @@ static ErrorCode recognise(Input *input, Error *err) {
     if (!format) return OK;
     const Decoder *decoder = decoder_of(format->kind);
     if (decoder) return start_decoder(input, decoder, err);
-    if (format->kind == KIND_NOT_TEXT && input->any) return OK;
+    if (format->kind == KIND_UTF16 && input->encoding == ENCODING_UTF16) return OK;
+    if (format->kind != KIND_PACKED && input->encoding == ENCODING_BYTES) return OK;
     return file_format_refuse(format, input->file.path, err);
 }
 
@@ -87,17 +93,20 @@ static ErrorCode check_content(const Input *input, const char *content, size_t l
     FileEnds ends = {.path = input->file.path,
                      .head_length = length < FILE_HEAD_BYTES ? length : FILE_HEAD_BYTES};
     memcpy(ends.head, content, ends.head_length);
-    const FileFormat *format = input->any ? NULL : file_format_of(&ends);
+    const FileFormat *format = input->encoding == ENCODING_BYTES ? NULL : file_format_of(&ends);
+    if (format && format->kind == KIND_UTF16 && input->encoding == ENCODING_UTF16) return OK;
     return format ? file_format_refuse(format, input->file.path, err) : OK;
 }
 
-ErrorCode input_open(Input **out, const char *path, bool any, Error *err) {
+ErrorCode input_open(Input **out, const char *path, TextEncoding encoding, Error *err) {
     StoredFile file;
     *out = NULL;
     TRY(stored_open(&file, path, err));
     Input *input = mem_alloc(sizeof *input);
     input->file = file;
-    input->any = any;
+    input->encoding = encoding;
+    input->recoder.encoding = encoding;
+    if (recoder_needed(encoding)) input->foreign = mem_alloc(RAW_BYTES);
     ErrorCode code = recognise(input, err);
     if (code != OK) {
         input_close(input);
@@ -113,6 +122,8 @@ void input_close(Input *input) {
     if (input->decoder) input->decoder->close(input->state);
     stored_close(&input->file);
     free(input->raw);
+    free(input->foreign);
+    text_free(&input->text);
     free(input);
 }
 
@@ -153,16 +164,46 @@ static ErrorCode decompress(Input *input, char *out, size_t capacity, size_t *go
     return OK;
 }
 
+/* The file's own bytes. */
+static ErrorCode read_plain(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
+    if (!input->decoder) return read_some(input, out, capacity, got, err);
+    bool first = input->read == 0 && input->content == 0;
+    TRY(decompress(input, out, capacity, got, err));
+    return first ? check_content(input, out, *got, err) : OK;
+}
+
+/* More text from the recoder; none at the end of the file. */
+static ErrorCode recode(Input *input, Error *err) {
+    size_t got = 1, at = 0;
+    text_clear(&input->text);
+    input->text_at = 0;
+    while (input->text.length == 0 && got > 0) {
+        TRY(read_plain(input, input->foreign, RAW_BYTES, &got, err));
+        const char *wrong = got > 0 ? recoder_add(&input->recoder, input->foreign, got, &input->text, &at)
+                                    : recoder_end(&input->recoder);
+        if (wrong)
+            return error_set(err, ERR_DATA, "%s: not in the encoding of the source: near byte %llu: %s",
+                             input->file.path, (unsigned long long)(input->read + at), wrong);
+        input->read += got;
+    }
+    return OK;
+}
+
+static ErrorCode read_recoded(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
+    if (input->text_at == input->text.length) TRY(recode(input, err));
+    size_t left = input->text.length - input->text_at;
+    *got = left < capacity ? left : capacity;
+    if (*got > 0) memcpy(out, input->text.data + input->text_at, *got);
+    input->text_at += *got;
+    return OK;
+}
+
 /* Only this function advances `content`, so that I1 holds for both kinds of files. *got may be less than
  * asked for; it is 0 only at the end. */
 ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
     *got = 0;
     if (capacity == 0) return OK;
-    if (input->decoder)
-        TRY(decompress(input, out, capacity, got, err));
-    else
-        TRY(read_some(input, out, capacity, got, err));
-    if (input->decoder && input->content == 0) TRY(check_content(input, out, *got, err));
+    TRY((input->foreign ? read_recoded : read_plain)(input, out, capacity, got, err));
     input->content += *got;
     return OK;
 }
@@ -170,7 +211,7 @@ ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Erro
 /* A plain file may have become shorter than an earlier run's position if it was replaced. Seeking past its
  * end would succeed and look like an empty rest, so the size is checked first. */
 ErrorCode input_skip_to(Input *input, uint64_t offset, Error *err) {
-    if (!input->decoder) {
+    if (!input->decoder && !input->foreign) {
         struct stat st;
         if (fstat(input->file.fd, &st) != 0 || offset > (uint64_t)st.st_size)
             return error_set(err, ERR_DATA, "%s: shorter than byte %llu, where reading was to go on",

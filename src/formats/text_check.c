@@ -44,7 +44,7 @@ static const char *guess(const TextCheck *c) {
         return "; it looks like numbers of 4 bytes: token ids? Give the source format: tokens and dtype: "
                "uint32 or int32";
     if (10 * odd > 6 * half && 10 * even <= odd)
-        return "; it looks like UTF-16: convert it with: iconv -f UTF-16LE -t UTF-8";
+        return "; it looks like UTF-16: give the source encoding: utf-16";
     if (10 * even > 6 * half && 10 * odd <= even)
         return "; it looks like UTF-16: convert it with: iconv -f UTF-16BE -t UTF-8";
     if (odd > 5 * even && 50 * odd > c->bytes)
@@ -60,8 +60,9 @@ ErrorCode text_check_judge(const TextCheck *c, const char *path, bool end, Error
         return error_set(err, ERR_DATA, "%s: not text: byte %llu is NUL%s; " FILE_ANY_BYTES, shown,
                          (unsigned long long)c->first_nul + 1, guess(c));
     if ((!end && c->bytes < ENOUGH_BYTES) || c->invalid <= c->bytes / ONE_IN) return OK;
-    return error_set(err, ERR_DATA,
-                     "%s: not UTF-8: %llu of %llu bytes are in no character: convert it (for "
-                     "Windows' western files: iconv -f WINDOWS-1252 -t UTF-8), or, " FILE_ANY_BYTES,
-                     shown, (unsigned long long)c->invalid, (unsigned long long)c->bytes);
+    return error_set(
+        err, ERR_DATA,
+        "%s: not UTF-8: %llu of %llu bytes are in no character: give the source its encoding "
+        "(windows-1252 for western files of Windows, latin-1), convert it with iconv, or, " FILE_ANY_BYTES,
+        shown, (unsigned long long)c->invalid, (unsigned long long)c->bytes);
 }

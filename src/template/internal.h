@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "template/template.h"
+#include "tokenizer/utf8.h"
 
 typedef struct Arena {
     struct ArenaChunk *chunks;
@@ -117,7 +118,6 @@ size_t string_offset(const char *bytes, size_t size, size_t character);
 /* The string HTML-escaped (& < > ' "), as Markup; Markup is returned unchanged. */
 Value value_escape(Arena *a, const Value *v);
 bool is_python_space(uint32_t code);
-void text_put_character(Text *t, uint32_t code); /* in UTF-8 */
 
 /* Values share their parts, so a small one can have a huge output. Subtracts the number of parts that output
  * would visit from *left. False if there are more, or more levels than `depth`. */

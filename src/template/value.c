@@ -258,15 +258,6 @@ size_t string_offset(const char *bytes, size_t size, size_t character) {
     return at;
 }
 
-void text_put_character(Text *t, uint32_t code) {
-    char out[4];
-    size_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    static const unsigned char marks[] = {0, 0, 0xc0, 0xe0, 0xf0};
-    for (size_t i = n - 1; i > 0; i--, code >>= 6) out[i] = (char)(0x80 | (code & 0x3f));
-    out[0] = (char)(marks[n] | code);
-    text_add(t, out, n);
-}
-
 /* The white space that str.strip removes, which is not quite Unicode's White_Space. */
 bool is_python_space(uint32_t c) {
     return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 ||

@@ -61,3 +61,12 @@ size_t utf8_trailing_space(const char *text, size_t length) {
     }
     return length - end;
 }
+
+void text_put_character(Text *t, uint32_t code) {
+    char out[4];
+    size_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    static const unsigned char marks[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    for (size_t i = n - 1; i > 0; i--, code >>= 6) out[i] = (char)(0x80 | (code & 0x3f));
+    out[0] = (char)(marks[n] | code);
+    text_add(t, out, n);
+}

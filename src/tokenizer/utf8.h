@@ -6,10 +6,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/text.h"
+
 /* Length of the longest valid prefix. */
 size_t utf8_valid_run(const char *text, size_t length);
 /* Length of the longest prefix that holds no valid character. */
 size_t utf8_invalid_run(const char *text, size_t length);
+
+void text_put_character(Text *t, uint32_t code); /* of Unicode */
 
 /* Unicode's White_Space, which has been the same 25 characters since Unicode 6.3. */
 bool utf8_is_space(uint32_t code);

@@ -447,6 +447,59 @@ static void test_foreign_files_are_refused(void **state) {
 }
 
 /* Any bytes are accepted if the source asks for them, but never compressed ones. */
+/* The same text in other encodings, plain and compressed, from every position on. */
+static void test_encodings(void **state) {
+    (void)state;
+    static const char utf8[] = "\xc3\xa4 \xe2\x82\xac\n\xf0\x9f\x99\x82 z\n", latin[] = "\xe4 \x80\n\xff",
+                      little[] = "\xff\xfe\xe4\0 \0\xac\x20\n\0\x3d\xd8\x42\xde \0z\0\n\0",
+                      big[] = "\xfe\xff\0\xe4\0 \x20\xac\0\n\xd8\x3d\xde\x42\0 \0z\0\n";
+    files_gzip("wide.txt.gz", little, sizeof little - 1, SIZE_MAX);
+    const struct {
+        const char *path, *text;
+        TextEncoding encoding;
+    } files[] = {
+        {files_write("wide.txt", little, sizeof little - 1), utf8, ENCODING_UTF16},
+        {files_write("unmarked.txt", little + 2, sizeof little - 3), utf8, ENCODING_UTF16},
+        {files_write("big.txt", big, sizeof big - 1), utf8, ENCODING_UTF16},
+        {files_path("wide.txt.gz"), utf8, ENCODING_UTF16},
+        {files_text("latin.txt", latin), "\xc3\xa4 \xc2\x80\n\xc3\xbf", ENCODING_LATIN1},
+        {files_text("western.txt", latin), "\xc3\xa4 \xe2\x82\xac\n\xc3\xbf", ENCODING_WINDOWS_1252}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        CorpusFile file = {.path = files[i].path, .split = SPLIT_LINES, .encoding = files[i].encoding};
+        Documents whole, rest;
+        Error err;
+        if (collect(&file, NULL, &whole, &err) != OK) fail_msg("%s", err.message);
+        assert_string_equal(whole.all.data, files[i].text);
+        assert_int_equal(whole.count, 2);
+        assert_int_equal(collect(&file, &whole.positions[0], &rest, &err), OK);
+        assert_string_equal(rest.all.data, files[i].text + whole.chunk_ends[0]);
+        text_free(&whole.all);
+        text_free(&rest.all);
+    }
+}
+
+static void test_bad_utf16(void **state) {
+    (void)state;
+    static const struct {
+        const char *bytes;
+        size_t length;
+        const char *words;
+    } bad[] = {{"a\0b", 3, "near byte 3: it ends in the middle of a character"},
+               {"a\0\x3d\xd8", 4, "it ends in the middle"},
+               {"a\0\x3d\xd8z\0", 6, "near byte 6: the first half of a character without its second"},
+               {"\x42\xde", 2, "near byte 2: the second half of a character without its first"},
+               {"a\0\0\0", 4, "not text: byte 2 is NUL"}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        CorpusFile file = {.path = files_write("bad.txt", bad[i].bytes, bad[i].length),
+                           .encoding = ENCODING_UTF16};
+        Documents got;
+        Error err;
+        assert_int_equal(collect(&file, NULL, &got, &err), ERR_DATA);
+        if (!strstr(err.message, bad[i].words)) fail_msg("%s", err.message);
+        text_free(&got.all);
+    }
+}
+
 static void test_any_bytes(void **state) {
     (void)state;
     char bytes[1100];
@@ -658,6 +711,8 @@ int main(void) {
         cmocka_unit_test(test_bad_files),
         cmocka_unit_test(test_foreign_files_are_refused),
         cmocka_unit_test(test_any_bytes),
+        cmocka_unit_test(test_encodings),
+        cmocka_unit_test(test_bad_utf16),
         cmocka_unit_test(test_text_is_not_refused),
         cmocka_unit_test(test_bad_zstd),
         cmocka_unit_test(test_gzip_members),

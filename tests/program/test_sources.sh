@@ -54,6 +54,20 @@ refused 65 "longer.txt.gz: damaged gzip data near byte $(stat -c %s text.txt.gz)
 gzip -c text.txt.gz >twice.gz
 refused 65 "twice.gz: this is gzip data; weft reads text and JSON lines, plain or compressed with gzip or zstd, Parquet and token files: it is compressed twice" tokenize run.yaml "data.sources=[twice.gz]"
 
+# ---- other encodings are converted ----
+iconv -f UTF-8 -t UTF-16 text.txt >marked.txt
+iconv -f UTF-8 -t UTF-16LE text.txt | gzip >wide.txt.gz
+for source in '{path: marked.txt, encoding: utf-16}' '{path: wide.txt.gz, encoding: utf-16}' '{path: text.txt, encoding: latin-1}' '{path: text.txt, encoding: windows-1252}'; do
+    [ "$(tokens_of "$source")" = "$plain" ] || fail "$source has other tokens than text.txt: $(cat out)"
+done
+refused 65 "marked.txt: this is UTF-16 text; " tokenize run.yaml 'data.sources=[marked.txt]'
+refused 65 "give the source encoding: utf-16" tokenize run.yaml 'data.sources=[marked.txt]'
+printf 'caf\351 ' >old.txt
+refused 65 "give the source its encoding (windows-1252" tokenize run.yaml 'data.sources=[old.txt]'
+exits 0 tokenize run.yaml 'data.sources=[{path: old.txt, encoding: windows-1252}]'
+touch some.parquet
+refused 78 "some.parquet: the key encoding belongs to text and JSON" tokenize run.yaml 'data.sources=[{path: some.parquet, encoding: utf-16}]'
+
 # ---- Parquet: each row of a column is a document ----
 fixtures=$WEFT_SOURCE_DIR/tests/fuzz/corpus/parquet
 cp "$fixtures/dictionary-snappy" rows.parquet
@@ -188,8 +202,8 @@ for file in train-1.npy train-1.bin; do
     [ "$(ids back)" = "$(ids right)" ] || fail "$file: other ids than it was written from"
 done
 refused 73 "exported/train-0.npy: exists" tokenize run.yaml --export npy --out exported
-refused 64 "expected npy or megatron" tokenize run.yaml --export csv
-refused 64 "--out belongs to --export" tokenize run.yaml --out x
+refused 2 "expected npy or megatron" tokenize run.yaml --export csv
+refused 2 "--out belongs to --export" tokenize run.yaml --out x
 refused 78 "a source has conversations" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: chat.jsonl, format: chat}]' --export npy
 refused 78 "data.validation_fraction cuts sources" tokenize run.yaml data.validation_fraction=0.2 --export npy
 refused 65 "--export megatron keeps where they end" tokenize run.yaml data.add_eos=false 'data.sources=[rows.jsonl]' --export npy --out more
