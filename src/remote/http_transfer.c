@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/log.h"
 #include "remote/location.h"
@@ -20,6 +19,7 @@
 #include <time.h>
 
 #include "base/hash.h"
+#include "remote/http_headers.h"
 
 enum { CONNECT_SECONDS = 10, STALL_SECONDS = 30, STALL_BYTES = 1000, MOST_BODY = 8 << 20 };
 
@@ -62,57 +62,10 @@ const char *http_library(void) {
     return name;
 }
 
-/* ---- headers of the answer ---- */
-
-static void copy(char *to, size_t size, const char *value, size_t length) {
-    if (length >= size) length = 0; /* a cut ETag would be another one */
-    memcpy(to, value, length);
-    to[length] = '\0';
-}
-
-static void take_range(HttpReply *r, const char *value) {
-    unsigned long long first, last, size;
-    if (sscanf(value, "bytes %llu-%llu/%llu", &first, &last, &size) == 3 && first <= last && last < size)
-        r->has_range = true, r->first = first, r->size = size;
-    else if (sscanf(value, "bytes */%llu", &size) == 1)
-        r->size = size;
-}
-
-static void take_header(Transfer *t, const char *name, const char *value, size_t length) {
-    HttpReply *r = t->reply;
-    char text[128];
-    copy(text, sizeof text, value, length);
-    if (strcmp(name, "etag") == 0) copy(r->etag, sizeof r->etag, value, length);
-    if (strcmp(name, "last-modified") == 0) copy(r->modified, sizeof r->modified, value, length);
-    if (strcmp(name, "x-amz-bucket-region") == 0) copy(r->region, sizeof r->region, value, length);
-    if (strcmp(name, "content-range") == 0) take_range(r, text);
-    if (strcmp(name, "retry-after") == 0) r->retry_after = strtod(text, NULL); /* a date counts as 0 */
-    if (strcmp(name, "location") == 0) text_add(t->target, value, length);
-    if (strcmp(name, "content-length") != 0 || text[strspn(text, "0123456789")] || !*text) return;
-    r->has_length = true;
-    r->length = strtoull(text, NULL, 10);
-}
-
 static size_t on_header(char *line, size_t size, size_t count, void *ctx) {
     Transfer *t = ctx;
-    size_t length = size * count, at = 0;
-    char name[32];
-    if (length > 5 && strncasecmp(line, "HTTP/", 5) == 0) { /* of the answer behind "100 Continue" */
-        *t->reply = (HttpReply){0};
-        text_clear(t->target);
-        return length;
-    }
-    while (at < length && at < sizeof name - 1 && line[at] != ':') {
-        name[at] = (char)(line[at] >= 'A' && line[at] <= 'Z' ? line[at] + 32 : line[at]);
-        at++;
-    }
-    if (at == length || line[at] != ':') return length;
-    name[at++] = '\0';
-    size_t end = length;
-    while (at < end && strchr(" \t", line[at])) at++;
-    while (end > at && strchr(" \t\r\n", line[end - 1])) end--;
-    take_header(t, name, line + at, end - at);
-    return length;
+    http_take_header(t->reply, t->target, line, size * count);
+    return size * count;
 }
 
 /* ---- bodies ---- */
