@@ -331,6 +331,12 @@ static ErrorCode check_urls(const char *key, const ObjectList *list, Error *err)
     return OK;
 }
 
+static ErrorCode check_mirror(const char *url, Error *err) {
+    Location l;
+    if (!url[0] || location_check_prefix(&l, url, err) == OK) return OK;
+    return error_context(err, "checkpoint.mirror");
+}
+
 /* Called after the configuration is read, when the number of ranks is known. A rank beyond it is an error:
  * the user would wait for its lines in vain. */
 ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
@@ -452,6 +458,7 @@ static ErrorCode complete(Config *c, OptionSet *set, FindModel find, Error *err)
     TRY(check_changes(set, &c->run.allow_changes, err));
     TRY(check_urls("data.sources", &c->data.sources, err));
     TRY(check_urls("data.validation", &c->data.validation_sources, err));
+    TRY(check_mirror(c->checkpoint.mirror, err));
     TRY(model_options_read(&c->model, set, err));
     if (c->model.config[0]) TRY(model_options_take(&c->model, set, c->model.config, &(ModelConfig){0}, err));
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, find, err));

@@ -63,6 +63,7 @@ typedef struct CheckpointOptions {
     int dtype;              /* StoreType, of the model file */
     bool async;             /* see config_saves_async */
     bool last_weights_only; /* the last step's checkpoint cannot be resumed */
+    char *mirror;           /* s3:// URL that checkpoints are copied to (checkpoint/mirror.h); "": none */
     char *keep_best;        /* name of a figure (train/best.h); "": none */
     double mttf_hours;      /* mean time between failures, for the suggested interval; 0: no suggestion */
 } CheckpointOptions;

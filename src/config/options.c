@@ -217,6 +217,8 @@ static const Option record_options[] = {
     BOOL("checkpoint.async", checkpoint.async, "true", NOTHING,
          "Write checkpoints from a copy in memory while training goes on; false takes no memory for the "
          "copy, and training waits. With checkpoint.every 0 there is no copy."),
+    TEXT("checkpoint.mirror", checkpoint.mirror, "", NOTHING,
+         "s3://BUCKET/PREFIX: copy each checkpoint there while training goes on; empty means none."),
     /* For models that are published. */
     BOOL("checkpoint.last_weights_only", checkpoint.last_weights_only, "false", NOTHING,
          "The last checkpoint holds no optimizer: smaller, but the run cannot go on from it."),

@@ -21,10 +21,17 @@
 #include "base/hash.h"
 #include "remote/http_headers.h"
 
-enum { CONNECT_SECONDS = 10, STALL_SECONDS = 30, STALL_BYTES = 1000, MOST_BODY = 8 << 20 };
+enum {
+    CONNECT_SECONDS = 10,
+    STALL_SECONDS = 30,
+    PATIENT_SECONDS = 600,
+    STALL_BYTES = 1000,
+    MOST_BODY = 8 << 20
+};
 
 struct HttpClient {
     CURL *curl;
+    bool background;
 };
 
 /* A transfer under way. */
@@ -41,12 +48,12 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static CURLcode started;
 static void start(void) { started = curl_global_init(CURL_GLOBAL_DEFAULT); }
 
-ErrorCode http_open(HttpClient **client, Error *err) {
+ErrorCode http_open(HttpClient **client, bool background, Error *err) {
     pthread_once(&once, start);
     CURL *curl = started == CURLE_OK ? curl_easy_init() : NULL;
     if (!curl) return error_set(err, ERR_UNAVAILABLE, "libcurl cannot be started");
     *client = mem_alloc(sizeof **client);
-    (*client)->curl = curl;
+    **client = (HttpClient){curl, background};
     return OK;
 }
 
@@ -54,6 +61,10 @@ void http_close(HttpClient *client) {
     if (!client) return;
     curl_easy_cleanup(client->curl);
     free(client);
+}
+
+void http_beat(const HttpClient *client) {
+    if (!client->background) progress_beat();
 }
 
 const char *http_library(void) {
@@ -77,7 +88,7 @@ static size_t on_body(char *bytes, size_t size, size_t count, void *ctx) {
     long status = 0;
     curl_easy_getinfo(t->client->curl, CURLINFO_RESPONSE_CODE, &status);
     r->status = (int)status;
-    progress_beat();
+    http_beat(t->client);
     if (t->request->sink && (status == 200 || status == HTTP_PARTIAL)) {
         t->refused = !t->request->sink(t->request->ctx, r, bytes, length);
     } else {
@@ -93,7 +104,7 @@ static size_t on_upload(char *out, size_t size, size_t count, void *ctx) {
     if (length > size * count) length = size * count;
     memcpy(out, t->request->body + t->sent, length);
     t->sent += length;
-    progress_beat();
+    http_beat(t->client);
     return length;
 }
 
@@ -108,10 +119,11 @@ static int on_rewind(void *ctx, curl_off_t offset, int origin) {
 
 /* ---- one transfer ---- */
 
-/* A stop of the process between two bytes must not wait for the network. */
+/* Also while nothing arrives: a server may take long to answer. */
 static int on_progress(void *ctx, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d) {
-    (void)ctx, (void)a, (void)b, (void)c, (void)d;
-    progress_beat();
+    Transfer *t = ctx;
+    (void)a, (void)b, (void)c, (void)d;
+    http_beat(t->client);
     return 0;
 }
 
@@ -253,6 +265,8 @@ void http_transfer(HttpClient *client, const HttpRequest *request, HttpReply *re
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, &t);
     curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
     curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, on_progress);
+    curl_easy_setopt(curl, CURLOPT_XFERINFODATA, &t);
+    if (request->patient) curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, (long)PATIENT_SECONDS);
     set_body(curl, &t);
     struct curl_slist *headers = set_headers(curl, request);
     CURLcode code = perform(curl);
@@ -263,7 +277,8 @@ void http_transfer(HttpClient *client, const HttpRequest *request, HttpReply *re
 
 #else
 
-ErrorCode http_open(HttpClient **client, Error *err) {
+ErrorCode http_open(HttpClient **client, bool background, Error *err) {
+    (void)background;
     *client = NULL;
     return error_set(err, ERR_UNAVAILABLE,
                      "this weft was built without libcurl and expat, so it reads no URLs: install "
@@ -272,6 +287,7 @@ ErrorCode http_open(HttpClient **client, Error *err) {
 }
 
 void http_close(HttpClient *client) { (void)client; }
+void http_beat(const HttpClient *client) { (void)client; }
 const char *http_library(void) { return ""; }
 void http_transfer(HttpClient *client, const HttpRequest *request, HttpReply *reply, Text *target) {
     (void)client, (void)request, (void)target;

@@ -150,6 +150,12 @@ ErrorCode location_check(const char *url, Error *err) {
     return code;
 }
 
+ErrorCode location_check_prefix(Location *l, const char *url, Error *err) {
+    TRY(location_read(l, url, err));
+    if (l->s3 && !strpbrk(l->path, "*?[]{}")) return OK;
+    return refuse(url, err, "expected s3://BUCKET/PREFIX, without a pattern");
+}
+
 void percent_encode(const char *bytes, size_t length, const char *also, Text *out) {
     for (size_t i = 0; i < length; i++) {
         unsigned char c = (unsigned char)bytes[i];

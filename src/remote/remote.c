@@ -10,9 +10,9 @@
 ErrorCode remote_open(Remote **remote, const char *cache_dir, uint64_t limit, Error *err) {
     Remote *r = mem_alloc(sizeof *r);
     *remote = NULL;
-    ErrorCode code = http_open(&r->client, err);
+    ErrorCode code = http_open(&r->client, !cache_dir, err);
     if (code == OK) code = s3_access_open(&r->access, err);
-    if (code == OK) code = store_open(&r->store, cache_dir, limit, err);
+    if (code == OK && cache_dir) code = store_open(&r->store, cache_dir, limit, err);
     if (code != OK)
         remote_close(r);
     else

@@ -29,7 +29,8 @@ typedef struct RemoteFile {
     char sha256[65]; /* of this version; "": not known */
 } RemoteFile;
 
-/* limit: bytes of all copies, 0 for any number. ERR_UNAVAILABLE in a build without libcurl. */
+/* limit: bytes of all copies, 0 for any number. cache_dir NULL: only for uploads, in the background of a run.
+ * ERR_UNAVAILABLE in a build without libcurl. */
 ErrorCode remote_open(Remote **remote, const char *cache_dir, uint64_t limit, Error *err);
 void remote_close(Remote *remote); /* NULL is fine */
 
@@ -42,5 +43,15 @@ ErrorCode remote_fetch(Remote *remote, const char *label, RemoteFile *files, con
                        size_t count, Error *err);
 /* Stores the hash of the copy, so that a later start need not fetch a file whose tokens it has. */
 ErrorCode remote_remember(Remote *remote, RemoteFile *file, const char sha256[65], Error *err);
+
+/* Makes an object of `length` bytes. */
+ErrorCode remote_put(Remote *remote, const char *bucket, const char *key, const char *data, size_t length,
+                     Error *err);
+/* Makes an object of a file: in parts if it is large, each with its SHA-256, which the store compares. Then
+ * asks the store for ETag and size. `where` names the file in errors. */
+ErrorCode remote_put_file(Remote *remote, const char *bucket, const char *key, int fd, const char *where,
+                          uint64_t size, Error *err);
+/* The whole of a small object, appended. ERR_NOINPUT if it is not there. */
+ErrorCode remote_read(Remote *remote, const char *bucket, const char *key, Text *out, Error *err);
 
 #endif

@@ -17,8 +17,10 @@ enum { MOST_TEXT = 8192, MOST_OBJECTS = 10000, MOST_DEPTH = 8, MOST_PATH = 128 }
 /* One document while it is read. */
 typedef struct Reader {
     XML_Parser parser;
-    S3Listing *listing;   /* NULL: an error is expected */
-    S3Problem *problem;   /* NULL: a listing is expected */
+    S3Listing *listing; /* NULL: one element is wanted */
+    const char *wanted; /* its path */
+    Text *found;        /* its text */
+    bool taken;
     char path[MOST_PATH]; /* "/ListBucketResult/Contents/Key" */
     int depth;
     Text text; /* of this element */
@@ -130,13 +132,10 @@ static void end_of_listing(Reader *r) {
     }
 }
 
-static void copy_text(const Text *from, char *to, size_t size) {
-    error_escape(to, size, from->data ? from->data : "", from->length);
-}
-
-static void end_of_problem(Reader *r) {
-    if (is_at(r, "/Error/Code")) copy_text(&r->text, r->problem->code, sizeof r->problem->code);
-    if (is_at(r, "/Error/Message")) copy_text(&r->text, r->problem->message, sizeof r->problem->message);
+static void take_element(Reader *r) {
+    if (r->taken || !is_at(r, r->wanted)) return;
+    text_add(r->found, r->text.data ? r->text.data : "", r->text.length);
+    r->taken = true;
 }
 
 static void XMLCALL on_end(void *ctx, const XML_Char *name) {
@@ -144,7 +143,7 @@ static void XMLCALL on_end(void *ctx, const XML_Char *name) {
     (void)name;
     if (r->wrong) return;
     if (r->listing) end_of_listing(r);
-    if (r->problem) end_of_problem(r);
+    if (r->wanted) take_element(r);
     *strrchr(r->path, '/') = '\0';
     r->depth--;
     text_clear(&r->text);
@@ -187,11 +186,10 @@ ErrorCode s3_listing_read(S3Listing *listing, const char *xml, size_t length, Er
     return wrong ? error_set(err, ERR_DATA, "not a listing of an object store: %s", wrong) : OK;
 }
 
-S3Problem s3_problem_read(const char *xml, size_t length) {
-    S3Problem p = {"", ""};
-    Reader r = {.problem = &p};
+bool s3_element_read(const char *xml, size_t length, const char *path, Text *out) {
+    Reader r = {.wanted = path, .found = out};
     read_xml(&r, xml, length);
-    return p;
+    return r.taken;
 }
 
 #else
@@ -201,12 +199,26 @@ ErrorCode s3_listing_read(S3Listing *listing, const char *xml, size_t length, Er
     return error_set(err, ERR_UNAVAILABLE, "this weft was built without expat");
 }
 
-S3Problem s3_problem_read(const char *xml, size_t length) {
-    (void)xml, (void)length;
-    return (S3Problem){"", ""};
+bool s3_element_read(const char *xml, size_t length, const char *path, Text *out) {
+    (void)xml, (void)length, (void)path, (void)out;
+    return false;
 }
 
 #endif
+
+static void read_shown(const char *xml, size_t length, const char *path, char *out, size_t size) {
+    Text text = {0};
+    s3_element_read(xml, length, path, &text);
+    error_escape(out, size, text.data ? text.data : "", text.length);
+    text_free(&text);
+}
+
+S3Problem s3_problem_read(const char *xml, size_t length) {
+    S3Problem p;
+    read_shown(xml, length, "/Error/Code", p.code, sizeof p.code);
+    read_shown(xml, length, "/Error/Message", p.message, sizeof p.message);
+    return p;
+}
 
 void s3_listing_free(S3Listing *l) {
     for (size_t i = 0; i < l->count; i++) {

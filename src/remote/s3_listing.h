@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/text.h"
 
 typedef struct S3Object {
     char *key;
@@ -26,6 +27,8 @@ typedef struct S3Listing {
 ErrorCode s3_listing_read(S3Listing *listing, const char *xml, size_t length, Error *err);
 void s3_listing_free(S3Listing *listing);
 
+/* Appends the text of the first element at this path, as in "/Error/Code"; false if there is none. */
+bool s3_element_read(const char *xml, size_t length, const char *path, Text *out);
 /* Code and message of an answer that is an error; empty ones for any other text. */
 typedef struct S3Problem {
     char code[64], message[256];

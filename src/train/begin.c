@@ -369,6 +369,17 @@ static void go_on_from_best(Trainer *t) {
     free(dir);
 }
 
+/* The newest checkpoint of an earlier start may not have been copied to its end. */
+static ErrorCode open_mirror(Trainer *t, Error *err) {
+    const char *url = t->c->checkpoint.mirror;
+    if (!url[0] || !t->is_rank0) return OK;
+    char *dir = checkpoint_directory(t->c->run.dir);
+    ErrorCode code = mirror_open(&t->mirror, url, dir, err);
+    free(dir);
+    if (code == OK) mirror_add(t->mirror, -1);
+    return code;
+}
+
 /* Discards the records of an earlier run before anything of this one is written. Opens the saver last, since
  * it stages what the engine holds now. */
 static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
@@ -391,6 +402,7 @@ static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
     if (t->state.step >= t->c->train.steps)
         log_info("the run has its %lld steps already", (long long)t->c->train.steps);
     int64_t in_use = resumed ? t->state.step : -1;
+    TOGETHER(t, open_mirror(t, err));
     TOGETHER(t, saver_open(&t->saver, t->c, set, &t->facts, t->engine, t->comm, t->tokenizer, in_use, err));
     return OK;
 }

@@ -431,6 +431,7 @@ static ErrorCode record_save(Trainer *t, const SaveReport *r, Error *err) {
                  mttf / 3600, clock_duration(interval, every));
         t->interval_suggested = true;
     }
+    if (t->mirror) mirror_add(t->mirror, r->step);
     const JournalFact facts[] = {
         {"bytes", (double)r->bytes}, {"stall_seconds", stall}, {"seconds", r->seconds}, {NULL, 0}};
     return journal_add(&t->journal, JOURNAL_CHECKPOINT, r->step, detail, facts, err);

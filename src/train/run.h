@@ -3,6 +3,7 @@
 #define WEFT_TRAIN_RUN_H
 
 #include "base/log.h"
+#include "checkpoint/mirror.h"
 #include "engine/evaluate.h"
 #include "engine/replicas.h"
 #include "observe/audit.h"
@@ -58,6 +59,7 @@ typedef struct Trainer {
     RunState state;
     Best best;
     Saver saver;
+    Mirror *mirror; /* rank 0, with checkpoint.mirror; else NULL */
     bool interval_suggested;
     int64_t bad_in_row; /* steps skipped in a row, up to now */
     int unbalanced;     /* steps in a row with unbalanced experts */

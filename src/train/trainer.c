@@ -429,6 +429,7 @@ ErrorCode trainer_run(Comm *comm, const char *file, Config *c, OptionSet *set, c
     activity_engine(activity, NULL);
     ErrorCode saved = saver_close(&t.saver, code == OK ? err : NULL);
     if (code == OK) code = saved;
+    mirror_close(t.mirror);
     close_run(&t);
     if (code == OK)
         lock_release(&t.lock);

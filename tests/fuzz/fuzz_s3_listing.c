@@ -1,5 +1,5 @@
-/* A page of an object store's listing, or its error. Keys are texts, sizes numbers; the same page read again adds
- * the same objects. */
+/* A page of an object store's listing, or its error. Keys are texts, sizes numbers; the same page read again
+ * adds the same objects. */
 #include <string.h>
 
 #include "base/text.h"

@@ -21,7 +21,7 @@ for word in sys.argv[3:]:
         options[name].append(word)
 keys, page, region = options["--keys"], int(options["--page"][0]), options["--region"][0]
 lock = threading.Lock()
-uploads = {}
+uploads, etags = {}, {}  # etags: of objects made in parts
 
 
 def take_fault(target):
@@ -165,7 +165,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             data = open(path, "rb").read()
         except OSError:
             return self.problem(404, "NoSuchKey", "The specified key does not exist.")
-        etag = '"%s"' % hashlib.md5(data).hexdigest()
+        etag = etags.get(path) or '"%s"' % hashlib.md5(data).hexdigest()
         if action == "etag":
             etag = f'"{argument}"'
         headers = [("ETag", etag), ("Accept-Ranges", "bytes")] if action != "noetag" else []
@@ -244,6 +244,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def store(self, bucket, key, data, etag):
         path = os.path.join(root, bucket, key)
+        etags.pop(path, None)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path + ".new", "wb") as out:
             out.write(data)
@@ -276,6 +277,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         path = os.path.join(root, bucket, key)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         open(path, "wb").write(data)
+        etags[path] = etag
         del uploads[identity]
         self.answer(200, f"<CompleteMultipartUploadResult><ETag>{escape(etag)}</ETag></CompleteMultipartUploadResult>".encode())
 
