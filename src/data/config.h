@@ -35,6 +35,9 @@ typedef enum ChatLossOn { CHAT_LOSS_ON_KINDS(CHOICE_CONSTANT) } ChatLossOn;
 #define MIXTURE_WEIGHTS(X) X(WEIGHTS_TOKENS, "tokens") X(WEIGHTS_DOCUMENTS, "documents")
 typedef enum MixtureWeights { MIXTURE_WEIGHTS(CHOICE_CONSTANT) } MixtureWeights;
 
+#define DEDUP_KINDS(X) X(DEDUP_NONE, "none") X(DEDUP_EXACT, "exact")
+typedef enum Dedup { DEDUP_KINDS(CHOICE_CONSTANT) } Dedup;
+
 typedef struct DataSource {
     char *path;      /* a file, a shell pattern or a URL */
     double weight;   /* weight in the mixture, relative to the others; 0 for all: one corpus */
@@ -47,7 +50,8 @@ typedef struct DataSource {
     int boundary;    /* TokenBoundary */
     int split;       /* SourceSplit */
     int encoding;    /* TextEncoding */
-    char *name;      /* name of the validation set that its validation data belongs to; "": none */
+    int64_t min_bytes, max_bytes; /* of a document's text; 0: any */
+    char *name; /* name of the validation set that its validation data belongs to; "": none */
 } DataSource;
 
 typedef struct TaskSource {
@@ -71,6 +75,7 @@ typedef struct DataConfig {
     int weights;             /* MixtureWeights */
     bool document_mask;      /* positions restart and attention stays inside documents */
     bool add_bos, add_eos;   /* around each document */
+    int dedup;               /* Dedup */
     int bad_lines;           /* BadLines */
     double bad_lines_limit;  /* per source: a count, or a fraction of its lines if below 1 */
     int chat_loss_on;        /* ChatLossOn */

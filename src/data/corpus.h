@@ -41,10 +41,11 @@ typedef struct CorpusFile {
     SourceSplit split; /* text only */
     const char *key;   /* of JSON lines, or the column of Parquet; NULL or "" means "text" */
     TextEncoding encoding;
-    ChatForm chat_form;      /* conversations only */
-    bool column;             /* key is the column of a Parquet file with conversations, whatever its name */
-    TokenFileOptions tokens; /* token files only */
-    Fingerprint *index;      /* of tokens.index; NULL without one */
+    ChatForm chat_form; /* conversations only */
+    bool column;        /* key is the column of a Parquet file with conversations, whatever its name */
+    uint64_t min_bytes, max_bytes; /* of a document that is kept; 0: any */
+    TokenFileOptions tokens;       /* token files only */
+    Fingerprint *index;            /* of tokens.index; NULL without one */
 } CorpusFile;
 
 SourceFormat corpus_format(const CorpusFile *file); /* any but FORMAT_AUTO */

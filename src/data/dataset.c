@@ -177,6 +177,11 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
             add_string(h, files[i].key);
         if (format == FORMAT_CHAT) hash_conversations(h, r, &files[i]);
         if (corpus_has_lines(format) && skip_bad) add_string(h, skipped_lines(format));
+        if (files[i].min_bytes || files[i].max_bytes) {
+            add_string(h, "lengths");
+            sha256_add_u64(h, files[i].min_bytes);
+            sha256_add_u64(h, files[i].max_bytes);
+        }
         if (recoder_needed(files[i].encoding)) {
             add_string(h, "encoding");
             sha256_add_u64(h, (uint64_t)files[i].encoding);
@@ -184,6 +189,7 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
         add_string(h, prints[i].sha256);
         if (files[i].index) add_string(h, files[i].index->sha256);
     }
+    if (r->config->dedup == DEDUP_EXACT) add_string(h, "no duplicates");
     sha256_finish(h, key);
 }
 
@@ -215,6 +221,8 @@ static void cut_units(const Recipe *r, const Source *s, const CorpusFile *files,
     c->opened = mem_alloc_array(s->files, sizeof(TokenCache *));
     uint64_t least = r->config->unit_bytes;
     if (least == 0) least = token_unit_least(s->prints, s->files);
+    /* What is a duplicate depends on all files in front of it. */
+    if (r->config->dedup == DEDUP_EXACT) least = UINT64_MAX;
     for (size_t first = 0; first < s->files; first += c->units[c->count++].count) {
         TokenUnit *u = &c->units[c->count];
         u->first = first;
@@ -317,7 +325,8 @@ static ErrorCode build_units(const Recipe *r, const Source *s, const CorpusFile 
                         .eos = r->eos,
                         .threads = r->threads,
                         .skip_bad = skips_bad(r),
-                        .bad_limit = r->config->bad_lines_limit};
+                        .bad_limit = r->config->bad_lines_limit,
+                        .dedup = r->config->dedup == DEDUP_EXACT};
     for (size_t i = 0; i < c->count; i++)
         if (!c->opened[i]) missing[build.unit_count++] = c->units[i];
     ErrorCode code = s->remote ? fetch_units(r, s, missing, build.unit_count, err) : OK;
@@ -585,6 +594,13 @@ static void warn_of_packing(const Dataset *d, const Source *s, const Packing *p,
              s->name, purpose, cut, p->documents + p->dropped, d->context, lost, dropped);
 }
 
+static void report_left_out(const Source *s, uint64_t documents, const char *why) {
+    char some[32];
+    if (documents > 0)
+        log_info("%s: %s documents were left out, since they %s", s->name,
+                 text_count((int64_t)documents, some), why);
+}
+
 static void warn_of_figures(const Dataset *d, const Source *s) {
     char some[32], all[32];
     TokenFigures f = token_cache_figures(s->cache);
@@ -595,6 +611,9 @@ static void warn_of_figures(const Dataset *d, const Source *s) {
     if (f.null_rows > 0)
         log_warn("%s: rows without text (null): %s; they were skipped", s->name,
                  text_count((int64_t)f.null_rows, some));
+    report_left_out(s, f.duplicates, "had been there before (data.dedup)");
+    report_left_out(s, f.short_documents, "have less text than min_bytes");
+    report_left_out(s, f.long_documents, "have more text than max_bytes");
     if (f.bad_lines > 0)
         log_warn("%s: %s of %s lines are broken and were skipped; %s/*/part-*.bad.jsonl lists them", s->name,
                  text_count((int64_t)f.bad_lines, some), text_count((int64_t)f.lines, all), d->cache_dir);

@@ -42,6 +42,10 @@ static const Option source_options[] = {
         "encoding", encoding, "utf-8", CHOICE_WORDS(TEXT_ENCODINGS), UNKNOWN,
         "Of text and JSON. latin-1, windows-1252 and utf-16 are converted to UTF-8; bytes: take a file as it "
         "is, whatever it holds; else what is not UTF-8 text is refused."),
+    INT("min_bytes", min_bytes, "0", 0, MOST_EXACT, UNKNOWN,
+        "Documents with fewer bytes of text are left out, and counted at every start."),
+    INT("max_bytes", max_bytes, "0", 0, MOST_EXACT, UNKNOWN,
+        "Documents with more bytes of text are left out, and counted at every start; 0: none."),
     /* Sources with one name form one set. The name becomes part of metric tags and of
      * checkpoint.keep_best. */
     TEXT("name", name, "", UNKNOWN,
@@ -111,6 +115,9 @@ const Option data_options[] = {
          "Begin each document of text with the tokenizer's BOS, if any."),
     BOOL("data.add_eos", add_eos, "true", CURVE,
          "End each document of text with the tokenizer's EOS, if any."),
+    /* What is left out is missing from the data. */
+    CHOICE("data.dedup", dedup, "none", CHOICE_WORDS(DEDUP_KINDS), CURVE,
+           "exact: of the documents of a source that are the same, token by token, only the first stays."),
     /* Skipped lines are missing from the data. */
     CHOICE("data.bad_lines", bad_lines, "error", CHOICE_WORDS(BAD_LINES_KINDS), CURVE,
            "What becomes of a line of JSON that is broken or has no text: end, or skip, count and list it."),

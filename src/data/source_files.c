@@ -67,9 +67,17 @@ static ErrorCode check_file(const DataSource *s, const char *path, Error *err) {
     return check_key(path, "boundary", s->boundary != BOUNDARY_AUTO, tokens, "token files", err);
 }
 
+static ErrorCode check_lengths(const DataSource *s, Error *err) {
+    if (s->max_bytes == 0 || s->min_bytes <= s->max_bytes) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "%s: min_bytes is %lld and max_bytes %lld, so no document would be left", s->path,
+                     (long long)s->min_bytes, (long long)s->max_bytes);
+}
+
 ErrorCode source_check(const DataSource *s, char *const *paths, char *const *indices, size_t count,
                        const Tokenizer *t, Error *err) {
     bool needs_end = false;
+    TRY(check_lengths(s, err));
     for (size_t i = 0; i < count; i++) {
         TRY(check_file(s, paths[i], err));
         needs_end |= s->format == FORMAT_TOKENS && !indices[i];
@@ -95,6 +103,8 @@ CorpusFile *source_files(const DataSource *s, char *const *paths, size_t count, 
                                 .encoding = (TextEncoding)s->encoding,
                                 .chat_form = (ChatForm)s->chat_format,
                                 .column = is_given(s->column),
+                                .min_bytes = (uint64_t)s->min_bytes,
+                                .max_bytes = (uint64_t)s->max_bytes,
                                 .tokens = tokens};
     return files;
 }

@@ -19,7 +19,9 @@
  *  B3. A reading or tokenizing error is stored in its job and reported when the writer reaches it. So the
  *      first error in the order of the text is reported, whatever the threads' timing.
  *  B4. A cache is locked from before its first job is read until its last shard is written. A process never
- *      waits for a lock while it holds another: two sources may have the same caches in another order. */
+ *      waits for a lock while it holds another: two sources may have the same caches in another order.
+ *  B5. What is dropped is told by whole documents, so jobs end with one. Lengths are judged by the workers;
+ *      whether a document was there before by the writer, in the order of the text. */
 #include "data/token_build.h"
 
 #include <errno.h>
@@ -36,6 +38,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "data/seen_set.h"
 #include "data/token_shard.h"
 
 #define JOB_BYTES (1u << 20)
@@ -51,6 +54,12 @@ typedef struct Record {
     bool starts, ends;
 } Record;
 
+/* For telling whether it was there before. */
+typedef struct Document {
+    DocumentDigest digest;
+    uint64_t text_bytes;
+} Document;
+
 typedef struct Job {
     enum { JOB_EMPTY, JOB_READY, JOB_DONE } state;
     Text raw;
@@ -63,10 +72,13 @@ typedef struct Job {
     bool final;    /* the last job of the unit */
     double stored; /* stored bytes of the files that this build has read up to here */
     TokenList ids;
-    DocumentEnds ends; /* from ids[0] */
+    DocumentEnds ends;   /* from ids[0] */
+    Document *documents; /* of each end, if duplicates are left out */
+    size_t document_capacity;
     uint64_t text_bytes, invalid_bytes, null_rows;
-    uint64_t lines, bad_lines; /* of JSON */
-    Text bad;                  /* the skipped ones, one JSON line each */
+    uint64_t lines, bad_lines;    /* of JSON */
+    uint64_t too_short, too_long; /* documents that were left out */
+    Text bad;                     /* the skipped ones, one JSON line each */
     ErrorCode code;
     Error error;
 } Job;
@@ -103,6 +115,7 @@ typedef struct Builder {
     /* writer */
     UnitState *units; /* [unit_count] */
     ShardWriter *shard;
+    SeenSet seen;       /* documents so far */
     Text bad;           /* of this shard */
     uint64_t bad_lines; /* of this build */
     size_t shard_first_file;
@@ -171,6 +184,24 @@ static void skip_files(Builder *s, size_t count) {
     s->file += count;
 }
 
+/* The digests of documents that an interrupted build has written, from their ids. */
+static ErrorCode remember_shards(Builder *s, const TokenCache *cache, Error *err) {
+    TokenList ids = {0}, starts = {0};
+    ErrorCode code = OK;
+    uint64_t tokens = token_cache_tokens(cache);
+    for (uint64_t begin = 0, end; code == OK && begin < tokens; begin = end) {
+        end = token_cache_document_end(cache, begin + 1);
+        token_list_reserve(&ids, end - begin);
+        token_list_reserve(&starts, end - begin);
+        code = token_cache_read(cache, begin, end - begin, ids.ids, starts.ids, err);
+        DocumentDigest d = document_digest(ids.ids, code == OK ? end - begin : 0);
+        seen_add(&s->seen, &d);
+    }
+    token_list_free(&ids);
+    token_list_free(&starts);
+    return code;
+}
+
 /* Resumes after the existing shards. *complete: nothing is left to do. */
 static ErrorCode resume(Builder *s, const TokenUnit *u, UnitState *state, bool *complete, Error *err) {
     TokenCache *cache;
@@ -179,8 +210,9 @@ static ErrorCode resume(Builder *s, const TokenUnit *u, UnitState *state, bool *
     *complete = token_cache_complete(cache);
     state->any_previous = last != NULL;
     if (last) state->previous = *last;
+    ErrorCode code = s->b->dedup && !*complete ? remember_shards(s, cache, err) : OK;
     token_cache_close(cache);
-    if (!state->any_previous || *complete) return OK;
+    if (code != OK || !state->any_previous || *complete) return code;
     const TokenHeader *h = &state->previous;
     if (h->next_file >= u->count)
         return error_set(err, ERR_DATA,
@@ -263,6 +295,11 @@ static void next_file(Builder *s, Job *job) {
     job->final = s->file == u->first + u->count;
 }
 
+/* B5 */
+static bool whole_documents(const TokenBuild *b, const CorpusFile *file) {
+    return tokenizer_whole_documents(b->tokenizer) || b->dedup || file->min_bytes || file->max_bytes;
+}
+
 /* Fills a job from the current file, at most up to its end. Where documents must be whole, a job ends at the
  * end of one, so that a document is in one record however long it is. */
 static ErrorCode read_job(Builder *s, Job *job, Error *err) {
@@ -270,7 +307,7 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     job->file = s->file;
     if (!s->reader) s->invalid = s->nulls = 0;
     if (!s->reader) TRY(corpus_open(&s->reader, &s->b->files[s->file], &s->from, err));
-    bool more = true, whole = tokenizer_whole_documents(s->b->tokenizer), inside = false;
+    bool more = true, whole = whole_documents(s->b, &s->b->files[s->file]), inside = false;
     while (more && (job->raw.length < JOB_BYTES || (whole && inside))) {
         CorpusChunk chunk;
         TRY(corpus_next(s->reader, &chunk, &more, err));
@@ -306,7 +343,7 @@ static void reset_job(Job *job) {
     job->bytes = 0;
     job->record_count = job->ends.count = 0;
     job->ids.count = 0;
-    job->text_bytes = job->lines = job->bad_lines = 0;
+    job->text_bytes = job->lines = job->bad_lines = job->too_short = job->too_long = 0;
     text_clear(&job->bad);
     job->final = false;
     job->code = OK;
@@ -417,17 +454,28 @@ static void list_bad_line(const TokenBuild *b, Job *job, const Record *record, c
     text_puts(&job->bad, "\n");
 }
 
+/* What a job has so far, to which it can return. */
+typedef struct Mark {
+    size_t ids, ends;
+    uint64_t bytes;
+} Mark;
+
+static Mark mark_job(const Job *job) { return (Mark){job->ids.count, job->ends.count, job->text_bytes}; }
+
+static void rewind_job(Job *job, Mark mark) {
+    job->ids.count = mark.ids;
+    job->ends.count = mark.ends;
+    job->text_bytes = mark.bytes;
+}
+
 /* A skipped line leaves nothing of what was tokenized from it. */
 static ErrorCode encode_line(const TokenBuild *b, Job *job, const Record *record, Text *decoded, Error *err) {
-    size_t ids = job->ids.count, ends = job->ends.count;
-    uint64_t bytes = job->text_bytes;
+    const Mark before = mark_job(job);
     Error why = {0};
     job->lines++;
     ErrorCode code = encode_record(b, job, record, decoded, &why);
     if (code == ERR_DATA && b->skip_bad) {
-        job->ids.count = ids;
-        job->ends.count = ends;
-        job->text_bytes = bytes;
+        rewind_job(job, before);
         list_bad_line(b, job, record, &why);
         return OK;
     }
@@ -435,11 +483,39 @@ static ErrorCode encode_line(const TokenBuild *b, Job *job, const Record *record
     return code;
 }
 
+/* Digests of the documents since `before`. The bytes of text of a record belong to its first document. */
+static void note_documents(Job *job, Mark before) {
+    if (job->ends.count > job->document_capacity) {
+        job->document_capacity = job->ends.capacity;
+        job->documents = mem_grow(job->documents, job->document_capacity * sizeof *job->documents);
+    }
+    for (size_t i = before.ends; i < job->ends.count; i++) {
+        uint64_t begin = i ? job->ends.ends[i - 1] : 0;
+        job->documents[i].digest = document_digest(job->ids.ids + begin, job->ends.ends[i] - begin);
+        job->documents[i].text_bytes = i == before.ends ? job->text_bytes - before.bytes : 0;
+    }
+}
+
+/* A line without text is no document, and is not counted. */
+static void drop_by_length(const CorpusFile *file, Job *job, Mark before) {
+    uint64_t bytes = job->text_bytes - before.bytes;
+    bool too_short = bytes<file->min_bytes, too_long = file->max_bytes> 0 && bytes > file->max_bytes;
+    if (job->ends.count == before.ends || !(too_short || too_long)) return;
+    rewind_job(job, before);
+    job->too_short += too_short;
+    job->too_long += too_long;
+}
+
 /* `decoded` is the thread's scratch for the text of JSON lines. */
 static ErrorCode encode_job(const Builder *s, Job *job, Text *decoded, Error *err) {
-    bool lines = job->record_count > 0 && corpus_has_lines(corpus_format(&s->b->files[job->file]));
-    for (size_t i = 0; i < job->record_count; i++)
+    const CorpusFile *file = &s->b->files[job->file];
+    bool lines = job->record_count > 0 && corpus_has_lines(corpus_format(file));
+    for (size_t i = 0; i < job->record_count; i++) {
+        const Mark before = mark_job(job);
         TRY((lines ? encode_line : encode_record)(s->b, job, &job->records[i], decoded, err));
+        drop_by_length(file, job, before);
+        if (s->b->dedup) note_documents(job, before);
+    }
     if (decoded->capacity > LARGE_JOB) text_free(decoded);
     return check_ids(s, job, err);
 }
@@ -520,9 +596,29 @@ static ErrorCode count_lines(Builder *s, const Job *job, Error *err) {
                      job->error.message, s->bad_lines, s->b->bad_limit);
 }
 
+/* Keeps the documents that are there for the first time. */
+static void drop_duplicates(Builder *s, Job *job) {
+    size_t kept = 0;
+    uint64_t begin = 0, at = 0;
+    for (size_t i = 0; i < job->ends.count; i++) {
+        const Document *d = &job->documents[i];
+        uint64_t end = job->ends.ends[i], count = end - begin;
+        bool is_new = count > 0 && seen_add(&s->seen, &d->digest);
+        if (is_new) memmove(job->ids.ids + at, job->ids.ids + begin, count * sizeof *job->ids.ids);
+        if (is_new) job->ends.ends[kept++] = at += count;
+        if (!is_new && count > 0) {
+            job->text_bytes -= d->text_bytes;
+            shard_figures(s->shard)->duplicates++;
+        }
+        begin = end;
+    }
+    job->ends.count = kept;
+    job->ids.count = at;
+}
+
 /* A shard is opened when its first job is ready, so that a source that fails at once leaves no empty
  * shard. */
-static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
+static ErrorCode write_job(Builder *s, Job *job, Error *err) {
     if (job->code != OK) {
         if (err) *err = job->error;
         return job->code;
@@ -534,10 +630,13 @@ static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
         TRY(shard_open(&s->shard, unit->dir, unit->key, s->vocabulary,
                        state->any_previous ? &state->previous : NULL, err));
     }
+    if (s->b->dedup) drop_duplicates(s, job);
     TRY(shard_add(s->shard, job->ids.ids, job->ids.count, job->ends.ends, job->ends.count, job->text_bytes,
                   err));
     shard_figures(s->shard)->invalid_bytes += job->invalid_bytes;
     shard_figures(s->shard)->null_rows += job->null_rows;
+    shard_figures(s->shard)->short_documents += job->too_short;
+    shard_figures(s->shard)->long_documents += job->too_long;
     TRY(count_lines(s, job, err));
     progress_set(s->progress, job->stored / 1e6);
     const TokenHeader *h = shard_header(s->shard);
@@ -609,12 +708,14 @@ static void finish(Builder *s) {
         text_free(&s->jobs[i].bad);
         free(s->jobs[i].records);
         free(s->jobs[i].ends.ends);
+        free(s->jobs[i].documents);
         token_list_free(&s->jobs[i].ids);
     }
     free(s->jobs);
     free(s->threads);
     corpus_close(s->reader);
     shard_abandon(s->shard);
+    seen_free(&s->seen);
     text_free(&s->bad);
     for (size_t i = 0; i < s->b->unit_count; i++) unlock(&s->units[i]);
     free(s->units);

@@ -38,6 +38,7 @@ typedef struct TokenBuild {
     int threads;         /* 0: one per core */
     uint64_t part_bytes; /* of text per shard; 0: 128 MiB */
     bool skip_bad;       /* malformed JSON lines are counted, and listed next to their shard */
+    bool dedup;          /* documents that were there before are left out; then there is one cache */
     double bad_limit;    /* data.bad_lines_limit: a count ends the build; the caller checks a fraction */
 } TokenBuild;
 

@@ -103,7 +103,10 @@ static ErrorCode check_figures(TokenShard *p, Error *err) {
     const TokenFigures *f = &p->figures;
     bool rows = (f->null_rows == 0 && f->rows_checksum == 0) ||
                 hash64(&f->null_rows, sizeof f->null_rows) == f->rows_checksum;
-    if (rows && hash64(f, offsetof(TokenFigures, checksum)) == f->checksum) return OK;
+    const uint64_t *left = &f->duplicates;
+    bool documents = (left[0] == 0 && left[1] == 0 && left[2] == 0 && f->left_checksum == 0) ||
+                     hash64(left, 3 * sizeof *left) == f->left_checksum;
+    if (rows && documents && hash64(f, offsetof(TokenFigures, checksum)) == f->checksum) return OK;
     return damaged(p, err, "damaged figures (their checksum does not match)");
 }
 
@@ -288,6 +291,9 @@ TokenFigures token_cache_figures(const TokenCache *c) {
         sum.lines += c->shards[i].figures.lines;
         sum.bad_lines += c->shards[i].figures.bad_lines;
         sum.null_rows += c->shards[i].figures.null_rows;
+        sum.duplicates += c->shards[i].figures.duplicates;
+        sum.short_documents += c->shards[i].figures.short_documents;
+        sum.long_documents += c->shards[i].figures.long_documents;
     }
     return sum;
 }

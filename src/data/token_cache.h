@@ -61,6 +61,9 @@ typedef struct TokenFigures {
     uint64_t checksum;         /* XXH3 of all above */
     uint64_t null_rows;        /* of Parquet; zero in caches written before it existed, as its checksum */
     uint64_t rows_checksum;    /* XXH3 of null_rows */
+    /* Documents that were left out; zeros in caches written before they existed. */
+    uint64_t duplicates, short_documents, long_documents;
+    uint64_t left_checksum; /* XXH3 of these three */
 } TokenFigures;
 
 typedef struct TokenCache TokenCache;

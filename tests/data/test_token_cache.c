@@ -25,6 +25,12 @@ typedef struct Spec {
     uint64_t part_bytes;
 } Spec;
 
+/* What builds leave out; nothing unless a test sets it. */
+static struct {
+    uint64_t min_bytes, max_bytes;
+    bool dedup;
+} left_out;
+
 static ErrorCode build(const Spec *s, Error *err) {
     CorpusFile files[4];
     Fingerprint prints[4];
@@ -33,7 +39,9 @@ static ErrorCode build(const Spec *s, Error *err) {
                                 .format = FORMAT_AUTO,
                                 .split = s->split,
                                 .key = "text",
-                                .encoding = ENCODING_BYTES};
+                                .encoding = ENCODING_BYTES,
+                                .min_bytes = left_out.min_bytes,
+                                .max_bytes = left_out.max_bytes};
     TRY(fingerprint_files(files_root, s->paths, s->count, prints, err));
     TokenUnit unit = {.dir = s->dir, .count = s->count};
     memcpy(unit.key, key, sizeof key);
@@ -46,7 +54,8 @@ static ErrorCode build(const Spec *s, Error *err) {
                     .bos = s->bos,
                     .eos = s->eos,
                     .threads = s->threads,
-                    .part_bytes = s->part_bytes};
+                    .part_bytes = s->part_bytes,
+                    .dedup = left_out.dedup};
     return token_build(&b, err);
 }
 
@@ -344,6 +353,71 @@ static void test_interrupted_build_goes_on(void **state) {
     size_t shards;
     expect_same_files(calm.dir, killed.dir, &shards);
     assert_true(shards >= 5);
+}
+
+/* Lines 0 to 2,999 three times, in another order each time; a few are empty. */
+static const char *repeated_lines(const char *name) {
+    Text t = {0};
+    for (unsigned i = 0; i < 9000; i++) {
+        unsigned k = i * (1 + i / 3000 * 2) % 3000;
+        text_printf(&t, "{\"text\": \"%0*u\"}\n", (int)(k % 700), k);
+    }
+    text_puts(&t, "{\"text\": \"\"}\n");
+    const char *path = files_write(name, t.data, t.length);
+    text_free(&t);
+    return path;
+}
+
+/* The first of equal documents stays, with any number of threads, and after an interruption. */
+static void test_duplicates(void **state) {
+    (void)state;
+    const char *paths[] = {repeated_lines("d1.jsonl"), big_file("d2.txt", 3u << 20, false),
+                           repeated_lines("d3.jsonl"), files_text("d4.txt", "x")};
+    Spec one = {
+        files_path("dedup"), {paths[0], paths[1], paths[2], paths[3]}, 4, SPLIT_FILE, BOS, EOS, 1, 1u << 18};
+    left_out.dedup = true;
+    Spec four = one;
+    four.dir = files_path("dedup4");
+    four.threads = 4;
+    TokenCache *c = build_and_open(&one);
+    assert_int_equal(token_cache_documents(c), 3002);
+    assert_int_equal(token_cache_figures(c).duplicates, 5 * 3000);
+    size_t shards;
+    token_cache_close(c);
+    token_cache_close(build_and_open(&four));
+    expect_same_files(one.dir, four.dir, &shards);
+    assert_true(shards >= 3);
+    for (size_t left = shards - 1, same; left > 0; left--) {
+        for (size_t k = left; k < shards; k++) {
+            char *path = token_shard_path(four.dir, k);
+            unlink(path);
+            free(path);
+        }
+        token_cache_close(build_and_open(&four));
+        expect_same_files(one.dir, four.dir, &same);
+        assert_int_equal(same, shards);
+    }
+    left_out.dedup = false;
+}
+
+/* Long documents count as a whole, though they are read in chunks. */
+static void test_lengths(void **state) {
+    (void)state;
+    const char *paths[] = {files_text("l1.jsonl",
+                                      "{\"text\": \"abc\"}\n{\"text\": \"ab\"}\n{\"text\": \"\"}\n"
+                                      "{\"text\": \"\xc3\xa9"
+                                      "12\"}\n{\"text\": \"abcde\"}\n"),
+                           big_file("l2.txt", 3u << 20, false)};
+    Spec s = {files_path("lengths"), {paths[0], paths[1]}, 2, SPLIT_FILE, BOS, EOS, 2, 0};
+    left_out.min_bytes = 3;
+    left_out.max_bytes = 4;
+    TokenCache *c = build_and_open(&s);
+    assert_int_equal(token_cache_documents(c), 2);
+    assert_int_equal(token_cache_text_bytes(c), 7);
+    assert_int_equal(token_cache_figures(c).short_documents, 1);
+    assert_int_equal(token_cache_figures(c).long_documents, 2);
+    token_cache_close(c);
+    left_out.min_bytes = left_out.max_bytes = 0;
 }
 
 /* Without its last shards a cache is incomplete, and is completed to the same bytes from whatever shard is
@@ -760,6 +834,8 @@ int main(void) {
         cmocka_unit_test(test_pieces_do_not_change_tokens),
         cmocka_unit_test(test_ranges),
         cmocka_unit_test(test_interrupted_build_goes_on),
+        cmocka_unit_test(test_duplicates),
+        cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_any_part_can_be_the_last_done),
         cmocka_unit_test(test_every_flipped_bit_is_found),
         cmocka_unit_test(test_every_length_is_checked),

@@ -187,6 +187,22 @@ for ((i = 0; i < 2; i++)); do
     grep -q "most.txt: 2 of 603 bytes are not UTF-8" err || fail "no count of broken characters: $(cat err)"
 done
 
+# ---- documents that are left out, said at every start ----
+cat rows.jsonl rows.jsonl >twice.jsonl
+once=$(tokens_of rows.jsonl)
+for ((i = 0; i < 2; i++)); do
+    exits 0 tokenize run.yaml data.dedup=exact 'data.sources=[rows.jsonl, twice.jsonl]'
+    grep -q "twice.jsonl: 29 documents were left out, since they had been there before" err || fail "duplicates are not said: $(cat err)"
+done
+exits 0 tokenize run.yaml data.dedup=exact 'data.sources=[twice.jsonl]'
+[ "$(grep ^tokens out)" = "$once" ] || fail "without duplicates: $(cat out), not $once"
+exits 0 train run.yaml run.dir=dedup data.dedup=exact 'data.sources=[twice.jsonl]'
+refused 78 "data.dedup" train run.yaml run.dir=dedup 'data.sources=[twice.jsonl]'
+exits 0 tokenize run.yaml 'data.sources=[{path: rows.jsonl, min_bytes: 12, max_bytes: 30}]'
+grep -q "documents were left out, since they have less text than min_bytes" err || fail "short documents are not said: $(cat err)"
+grep -q "documents were left out, since they have more text than max_bytes" err || fail "long documents are not said: $(cat err)"
+refused 78 "no document would be left" tokenize run.yaml 'data.sources=[{path: rows.jsonl, min_bytes: 12, max_bytes: 3}]'
+
 # ---- export: what is written for other programs is read back as the same documents ----
 exits 0 tokenize run.yaml 'data.sources=[text.txt, {path: rows.jsonl}]' 'data.validation=[some.jsonl]' --export npy --out exported
 grep -q "exported/train-1.npy: [0-9,]* tokens, 29 documents of rows.jsonl" out || fail "no line for the export: $(cat out)"
