@@ -49,11 +49,8 @@ static ErrorCode plan_pipe_rank(Forecast *f, const Device *d, int pipe_rank, Err
     r->count = f->layout.mesh.world / f->pipe_ranks;
     r->first = pipe_rank * r->count;
     RankSpec spec = rank_spec(f->config, &f->layout, d);
-    f->volume = rank_comm_volume(&spec, &f->layout.mesh);
-    f->volume.split_backward = f->layout.schedule.split_backward;
-    if (f->speed.hardware && f->speed.hardware->links.narrow_sums)
-        f->volume.partial = dtype_bytes(spec.compute);
-    f->volume.model = &f->config->model.shape; /* the spec's own model ends with this function */
+    f->cp_comm = rank_cp_comm(&spec, &f->layout.mesh);
+    f->cp_comm.model = &f->config->model.shape; /* the spec's own model ends with this function */
     TRY(rank_plan_fullest(&r->plan, &spec, &f->layout, pipe_rank, d, err));
     r->traffic = rank_traffic(&r->plan);
     r->flops = flops_of(f, pipe_rank);
@@ -92,10 +89,10 @@ static void count_exposed(const Forecast *f, double tokens, double byte, double 
 
 /* Dispatch and combine of tokens to experts; no work hides them. */
 static Cost count_dispatches(const Forecast *f, int unit, double byte, double delay) {
-    Cost bytes = comm_volume_ep(&f->volume, unit);
-    double sum = bytes.forward + bytes.input + bytes.weight;
+    const PassTraffic *t = &f->passes[unit][PASS_EXPERTS];
+    double sum = t->bytes.forward + t->bytes.input + t->bytes.weight;
     if (sum <= 0) return (Cost){0, 0, 0};
-    return cost_scaled(bytes, byte + delay * comm_volume_operations(&f->volume, unit, MESH_EXPERTS) / sum);
+    return cost_scaled(t->bytes, byte + delay * t->operations / sum);
 }
 
 /* FLOPs of a microbatch, and its exposed collectives at the speed of --link. */
@@ -113,6 +110,17 @@ static void count_units(Forecast *f, Cost *units) {
     free(flops);
 }
 
+static void count_passes(Forecast *f) {
+    const Hardware *h = f->speed.hardware;
+    bool narrow = h && h->links.narrow_sums;
+    f->passes = mem_alloc_array((size_t)f->config->model.shape.num_hidden_layers + 2, sizeof *f->passes);
+    for (int i = 0; i < f->pipe_ranks; i++) {
+        const RankPlan *p = &f->ranks[i].plan;
+        program_pass_traffic(&p->program, &p->model, narrow ? dtype_bytes(p->spec.compute) : sizeof(float),
+                             f->passes);
+    }
+}
+
 static void time_units(Forecast *f) {
     size_t n = (size_t)f->config->model.shape.num_hidden_layers + 2;
     f->units = mem_alloc_array(n, sizeof *f->units);
@@ -121,7 +129,7 @@ static void time_units(Forecast *f) {
         return;
     }
     f->unit_time = mem_alloc_array(n, sizeof *f->unit_time);
-    steptime_exposed_comm(f->speed.hardware, &f->volume, f->unit_time);
+    steptime_exposed_comm(f->speed.hardware, &f->layout.mesh, f->passes, n, f->unit_time);
     for (int i = 0; i < f->pipe_ranks; i++)
         opcosts_count(&f->ranks[i].ops, f->speed.hardware, &f->ranks[i].plan, f->unit_time);
     for (size_t u = 0; u < n; u++) f->units[u] = steptime_sum(&f->unit_time[u]);
@@ -182,6 +190,7 @@ static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     f->pipe_ranks = mesh_size(&f->layout.mesh, MESH_PIPELINE);
     f->ranks = mem_alloc_array((size_t)f->pipe_ranks, sizeof *f->ranks);
     for (int pipe_rank = 0; pipe_rank < f->pipe_ranks; pipe_rank++) TRY(plan_pipe_rank(f, d, pipe_rank, err));
+    count_passes(f);
     time_units(f);
     TRY(time_passes(f, err));
     time_step(f);
@@ -200,6 +209,7 @@ ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int worl
 void forecast_free(Forecast *f) {
     for (int i = 0; f->ranks && i < f->pipe_ranks; i++) rank_plan_free(&f->ranks[i].plan);
     free(f->ranks);
+    free(f->passes);
     free(f->units);
     free(f->unit_time);
     simulation_free(&f->timing);
@@ -582,7 +592,7 @@ void forecast_print_time(const Forecast *f, Text *out) {
     const Mesh *mesh = &f->layout.mesh;
     char whole[32], each[32], all[16];
     if (!h) return;
-    Dtype compute = f->volume.compute;
+    Dtype compute = f->cp_comm.compute;
     double tokens = (double)(layout_samples(&f->layout) * f->config->train.context) / f->time.step;
     double flops = model_flops_per_token(&f->config->model.shape, f->config->train.context) * tokens;
     text_puts(out, "prediction on ");
@@ -605,9 +615,9 @@ void forecast_print_time(const Forecast *f, Text *out) {
 }
 
 void forecast_print_context(const Forecast *f, Text *out) {
-    if (f->volume.cp == 1) return;
-    text_printf(out, "context parallelism over %d ranks ", f->volume.cp);
-    comm_volume_describe(&f->volume, out);
+    if (f->cp_comm.cp == 1) return;
+    text_printf(out, "context parallelism over %d ranks ", f->cp_comm.cp);
+    cp_comm_describe(&f->cp_comm, out);
     text_puts(out, "\n");
 }
 

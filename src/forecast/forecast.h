@@ -47,7 +47,8 @@ typedef struct Forecast {
     int pipe_ranks;
     RankForecast *ranks; /* [pipe_ranks] by pipeline rank */
     int fullest;         /* pipeline rank with the most memory */
-    CommVolumeSpec volume;
+    CpCommSpec cp_comm;
+    PassTraffic (*passes)[PASS_AXES]; /* [layers + 2] collectives inside passes, over a microbatch */
     Cost *units;         /* [layers + 2] passes over a microbatch on a rank, in the unit of `timing` */
     UnitTime *unit_time; /* [layers + 2] if hardware is given */
     /* Of a step, over pipeline ranks. In seconds if hardware is given, else in FLOPs: a message takes as long

@@ -10,24 +10,21 @@
 
 /* ---- passes ---- */
 
-static Cost collective_time(const Hardware *h, const CommVolumeSpec *s, int unit, AxisSet over) {
-    bool tensor = over == MESH_TENSOR, experts = over == MESH_EXPERTS;
-    int ranks = tensor ? s->tensors : experts ? s->experts : s->cp, stride = tensor ? 1 : s->tensors;
-    Cost bytes = tensor    ? comm_volume_tp(s, unit)
-                 : experts ? comm_volume_ep(s, unit)
-                           : comm_volume_cp(s, unit);
-    double sum = bytes.forward + bytes.input + bytes.weight;
+static Cost collective_time(const Hardware *h, int ranks, int stride, const PassTraffic *t) {
+    double sum = t->bytes.forward + t->bytes.input + t->bytes.weight;
     if (sum <= 0) return (Cost){0, 0, 0};
-    double seconds = hardware_collective(h, ranks, stride, sum, comm_volume_operations(s, unit, over));
-    return cost_scaled(bytes, (1 - h->links.hidden_share) * seconds / sum);
+    double seconds = hardware_collective(h, ranks, stride, sum, t->operations);
+    return cost_scaled(t->bytes, (1 - h->links.hidden_share) * seconds / sum);
 }
 
-void steptime_exposed_comm(const Hardware *h, const CommVolumeSpec *s, UnitTime *units) {
-    int last = (int)s->model->num_hidden_layers + 1;
-    for (int u = 0; u <= last; u++) {
-        units[u].tensor = collective_time(h, s, u, MESH_TENSOR);
-        units[u].context = collective_time(h, s, u, MESH_CONTEXT);
-        units[u].experts = collective_time(h, s, u, MESH_EXPERTS);
+void steptime_exposed_comm(const Hardware *h, const Mesh *mesh, const PassTraffic (*traffic)[PASS_AXES],
+                           size_t n, UnitTime *units) {
+    int tp = mesh_size(mesh, MESH_TENSOR), cp = mesh_size(mesh, MESH_CONTEXT),
+        ep = mesh_size(mesh, MESH_EXPERTS);
+    for (size_t u = 0; u < n; u++) {
+        units[u].tensor = collective_time(h, tp, 1, &traffic[u][PASS_TENSOR]);
+        units[u].context = collective_time(h, cp, tp, &traffic[u][PASS_CONTEXT]);
+        units[u].experts = collective_time(h, ep, tp, &traffic[u][PASS_EXPERTS]);
     }
 }
 

@@ -10,13 +10,13 @@
 #ifndef WEFT_FORECAST_STEPTIME_H
 #define WEFT_FORECAST_STEPTIME_H
 
-#include "program/comm_volume.h"
 #include "forecast/hardware.h"
 #include "forecast/opcosts.h"
 #include "plan/rank.h"
 
-/* Fills the time of the collectives inside the passes of all units, [layers + 2]. */
-void steptime_exposed_comm(const Hardware *h, const CommVolumeSpec *s, UnitTime *units);
+/* Fills the time of the collectives inside the passes of n units. */
+void steptime_exposed_comm(const Hardware *h, const Mesh *mesh, const PassTraffic (*traffic)[PASS_AXES],
+                           size_t n, UnitTime *units);
 Cost steptime_sum(const UnitTime *t);
 
 /* Seconds that a rank waits for gathers and reductions, if the passes of each unit take `units` (seconds,

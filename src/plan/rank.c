@@ -216,40 +216,34 @@ static ErrorCode put_adapters(RankPlan *p, TpGroup tp, Error *err) {
     return OK;
 }
 
-CommVolumeSpec rank_comm_volume(const RankSpec *spec, const Mesh *mesh) {
-    return (CommVolumeSpec){.model = &spec->model,
-                            .compute = spec->compute,
-                            .recompute = spec->recompute,
-                            .tokens = spec->tokens,
-                            .tensors = mesh_size(mesh, MESH_TENSOR),
-                            .cp = mesh_size(mesh, MESH_CONTEXT),
-                            .splits = spec->splits,
-                            .experts = mesh_size(mesh, MESH_EXPERTS),
-                            .sequences = spec->positions > 0 ? spec->tokens / spec->positions : 1,
-                            .asked = spec->context,
-                            .exact_chunks = spec->exact ? spec->exact_chunks : 0,
-                            .partial = sizeof(float)};
+CpCommSpec rank_cp_comm(const RankSpec *spec, const Mesh *mesh) {
+    return (CpCommSpec){.model = &spec->model,
+                        .compute = spec->compute,
+                        .tokens = spec->tokens,
+                        .tensors = mesh_size(mesh, MESH_TENSOR),
+                        .cp = mesh_size(mesh, MESH_CONTEXT),
+                        .splits = spec->splits,
+                        .asked = spec->context,
+                        .exact_chunks = spec->exact ? spec->exact_chunks : 0};
 }
 
-CommVolumeSpec rank_comm_volume_of(const Config *c) {
+CpCommSpec rank_cp_comm_of(const Config *c) {
     bool exact = c->numerics.mode == NUMERICS_EXACT;
-    return (CommVolumeSpec){.model = &c->model.shape,
-                            .compute = c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32,
-                            .recompute = (Recompute)c->train.recompute,
-                            .tokens = c->train.microbatch * c->train.context,
-                            .tensors = (int)c->mesh.tp,
-                            .cp = (int)c->mesh.cp,
-                            .splits = (int)c->numerics.tp_invariant_up_to,
-                            .asked = (CpComm)c->cp_comm,
-                            .exact_chunks = exact ? (int)c->numerics.cp_invariant_up_to : 0,
-                            .partial = sizeof(float)};
+    return (CpCommSpec){.model = &c->model.shape,
+                        .compute = c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32,
+                        .tokens = c->train.microbatch * c->train.context,
+                        .tensors = (int)c->mesh.tp,
+                        .cp = (int)c->mesh.cp,
+                        .splits = (int)c->numerics.tp_invariant_up_to,
+                        .asked = (CpComm)c->cp_comm,
+                        .exact_chunks = exact ? (int)c->numerics.cp_invariant_up_to : 0};
 }
 
 /* In fast numerics cp is one of the axes over which gradients are summed without exact chunks. */
 static CpGroup cp_group_of(const RankSpec *s, const Mesh *mesh, int rank) {
-    CommVolumeSpec volume = rank_comm_volume(s, mesh);
-    bool keys = comm_volume_method(&volume) == CP_COMM_ALL_GATHER;
-    int least = keys ? 2 * volume.cp : volume.cp;
+    CpCommSpec comm = rank_cp_comm(s, mesh);
+    bool keys = cp_comm_method(&comm) == CP_COMM_ALL_GATHER;
+    int least = keys ? 2 * comm.cp : comm.cp;
     return partition_cp(mesh, rank, !s->exact ? 0 : s->exact_chunks > 0 ? s->exact_chunks : least, keys);
 }
 

@@ -10,7 +10,7 @@
 #include "device/device.h"
 #include "model/adapters.h"
 #include "model/unit.h"
-#include "program/comm_volume.h"
+#include "program/cp_comm.h"
 #include "plan/layout.h"
 #include "plan/memory.h"
 #include "program/partition.h"
@@ -72,10 +72,10 @@ AdapterSpec rank_adapters(const Config *c);
  * default of loss_rows. */
 RankSpec rank_spec(const Config *c, const Layout *l, const Device *d);
 
-/* The volume of the collectives inside passes. rank_comm_volume_of computes it from a configuration whose
- * microbatch and compute dtype are settled. */
-CommVolumeSpec rank_comm_volume(const RankSpec *spec, const Mesh *mesh);
-CommVolumeSpec rank_comm_volume_of(const Config *c);
+/* What determines mesh.cp_comm: auto. rank_cp_comm_of takes a configuration whose microbatch and compute
+ * dtype are settled. */
+CpCommSpec rank_cp_comm(const RankSpec *spec, const Mesh *mesh);
+CpCommSpec rank_cp_comm_of(const Config *c);
 
 /* Layout and optimizer need not outlive the call. `d` may come from device_describe, since nothing runs on
  * it. ERR_CONFIG for a model that cannot be built and for parameter groups that do not fit it. Call

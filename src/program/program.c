@@ -315,6 +315,53 @@ uint64_t program_collective_bytes(const Program *p, const Model *m, Action a) {
     return sum;
 }
 
+/* Bytes relative to those that weft sends. */
+static double as_sent(const Collective *row, size_t partial) {
+    bool sums = row->kind == COLL_REDUCE_SCATTER || row->kind == COLL_ALL_REDUCE;
+    return sums && sum_type(row) == COMM_F32 ? (double)partial / sizeof(float) : 1;
+}
+
+/* Forward exchanges numbers of rows, rows and results; backward rows, dy, weights, and their gradients. */
+static void add_dispatch(const Program *p, const Model *m, Action a, double *bytes, PassTraffic *t) {
+    *bytes += (double)dispatch_bytes(p, m, a);
+    t->operations += a.pass == ACT_FWD ? 3 : 5;
+}
+
+static void add_rows(const Program *p, const Model *m, Action a, size_t partial, double *bytes,
+                     PassTraffic *t) {
+    UnitCollective rows[UNIT_COLLECTIVES];
+    int chunk = a.slice > 0 ? program_chunk(p, m, a) : 0;
+    unit_collectives(p->model, a.unit, rows);
+    for (int i = a.row; i >= 0; i = program_along(p, a, i)) {
+        const Collective *row = rows[i].row;
+        *bytes += (double)row_bytes(p, m, a.unit, &rows[i], chunk) * as_sent(row, partial);
+        t->operations += messages(m, row) * (row->kind == COLL_ALL_REDUCE ? 2 : 1);
+    }
+}
+
+static PassAxis pass_axis(AxisSet over) {
+    if (over == MESH_EXPERTS) return PASS_EXPERTS;
+    return over & MESH_TENSOR ? PASS_TENSOR : PASS_CONTEXT;
+}
+
+/* All microbatches are alike. */
+void program_pass_traffic(const Program *p, const Model *m, size_t partial, PassTraffic (*units)[PASS_AXES]) {
+    for (int u = 0; u < p->units; u++)
+        if (partition_runs(p->partition, u)) memset(units[u], 0, sizeof units[u]);
+    for (int i = 0; i < p->count; i++) {
+        Action a = p->actions[i];
+        if (a.microbatch != 0 || (a.kind != ACT_COLLECTIVE && a.kind != ACT_DISPATCH)) continue;
+        PassTraffic *t = &units[a.unit][pass_axis(a.over)];
+        double *bytes = a.pass == ACT_FWD     ? &t->bytes.forward
+                        : a.pass == ACT_WGRAD ? &t->bytes.weight
+                                              : &t->bytes.input;
+        if (a.kind == ACT_DISPATCH)
+            add_dispatch(p, m, a, bytes, t);
+        else
+            add_rows(p, m, a, partial, bytes, t);
+    }
+}
+
 size_t collective_workspace(const Program *p, const Model *m, const Collective *row) {
     int ranks = mesh_size(&p->partition->mesh, row->over);
     int64_t count = collective_count(m, row, 0) / messages(m, row);
@@ -383,8 +430,8 @@ int program_record_rounds(int ranks) {
 }
 
 static uint64_t *traffic_over(ProgramTraffic *t, AxisSet over) {
-    if (over == MESH_EXPERTS) return &t->experts;
-    return over & MESH_TENSOR ? &t->tensor : &t->context;
+    uint64_t *const axes[PASS_AXES] = {&t->tensor, &t->context, &t->experts};
+    return axes[pass_axis(over)];
 }
 
 /* Everything that a step sends is an action of the list. */

@@ -248,6 +248,15 @@ ProgramTraffic program_traffic(const Program *p, const Model *m);
 uint64_t program_flat_bytes(const Program *p, const Model *m, Action a, Flat flat);
 /* The same of a COLLECTIVE or DISPATCH. */
 uint64_t program_collective_bytes(const Program *p, const Model *m, Action a);
+/* What a rank sends in the collectives inside the passes of a unit, over a microbatch. */
+typedef enum PassAxis { PASS_TENSOR, PASS_CONTEXT, PASS_EXPERTS, PASS_AXES } PassAxis;
+typedef struct PassTraffic {
+    Cost bytes;     /* of forward, dgrad and wgrad; with dgrad: recomputation, and a BWD that does both */
+    int operations; /* for their latency; an all-reduce counts as two */
+} PassTraffic;
+/* units [program units][PASS_AXES]: those of the units that run here; others are left alone. partial: bytes
+ * of an element of partial sums as the hardware sends it; weft sends 4. */
+void program_pass_traffic(const Program *p, const Model *m, size_t partial, PassTraffic (*units)[PASS_AXES]);
 /* The next row after `row` that starts with the row of this COLLECTIVE or WAIT; -1: none. */
 int program_along(const Program *p, Action a, int row);
 /* The largest workspace that any row needs in the units of this rank, with that of its adapters. */

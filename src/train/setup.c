@@ -329,8 +329,8 @@ static ErrorCode settle_spans(const Config *c, OptionSet *set, const Config *sav
     bool exact = c->numerics.mode == NUMERICS_EXACT, was = saved && saved->numerics.mode == NUMERICS_EXACT;
     if (!exact || c->numerics.cp_invariant_up_to > 0) return OK;
     if (was) return keep_degree(set, "numerics.cp_invariant_up_to", saved->numerics.cp_invariant_up_to, err);
-    CommVolumeSpec volume = rank_comm_volume_of(c);
-    bool twice = c->mesh.cp > 1 && comm_volume_method(&volume) == CP_COMM_ALL_GATHER;
+    CpCommSpec comm = rank_cp_comm_of(c);
+    bool twice = c->mesh.cp > 1 && cp_comm_method(&comm) == CP_COMM_ALL_GATHER;
     return derive_number(set, "numerics.cp_invariant_up_to", (twice ? 2 : 1) * c->mesh.cp,
                          twice ? "derived from mesh.cp, by all_gather" : "derived from mesh.cp", err);
 }
@@ -370,8 +370,8 @@ void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
         snprintf(out, size, "exact");
         return;
     }
-    CommVolumeSpec volume = rank_comm_volume_of(c);
-    bool keys = contexts > 1 && comm_volume_method(&volume) == CP_COMM_ALL_GATHER;
+    CpCommSpec comm = rank_cp_comm_of(c);
+    bool keys = contexts > 1 && cp_comm_method(&comm) == CP_COMM_ALL_GATHER;
     if (contexts > 1) snprintf(shared, sizeof shared, " x %d of mesh.cp%s", contexts, keys ? " by keys" : "");
     if (ranks * contexts > 1) describe_collectives(c, l, collectives, sizeof collectives);
     if (!schedule_adds_in_order(&l->schedule))

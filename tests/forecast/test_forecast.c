@@ -64,6 +64,74 @@ static const ForecastSpeed unknown = {.tflops = 0};
 
 /* ---- collectives ---- */
 
+static Hardware simple_hardware(void) {
+    return (Hardware){.name = "simple",
+                      .compute = {.bf16_tflops = 1, .fp32_tflops = 1, .share = 0.5, .attention_share = 0.25},
+                      .memory = {.gib = 1, .gb_per_s = 1e9, .share = 1},
+                      .links = {.ranks = 4, .inside_gb_per_s = 10, .between_gb_per_s = 1}};
+}
+
+static double both(Cost c) { return c.forward + c.input + c.weight; }
+
+/* Bytes of a unit in a microbatch. */
+static double sent(const Planned *p, int unit, PassAxis axis) { return both(p->f.passes[unit][axis].bytes); }
+
+/* Bytes of rank 0 in a step. */
+static double over_units(const Planned *p, PassAxis axis) {
+    double sum = 0;
+    for (int u = 0; u < p->f.ranks[0].plan.partition.table->units; u++) sum += sent(p, u, axis);
+    return sum * p->f.layout.microbatches;
+}
+
+static void expect_sent(double want, PassAxis axis, int world, ForecastSpeed speed, int count,
+                        const char *const *words) {
+    enum { BLOCK = 1 };
+    Planned p;
+    plan(&p, world, speed, count, words);
+    double found = sent(&p, BLOCK, axis);
+    if (fabs(found - want) >= 1) fail_msg("%s: sends %.0f, not %.0f", words[0], found, want);
+    release(&p);
+}
+
+/* A block has 4 gathers and 4 reductions in either precision, and two gathers for wgrad: 20 f T h bytes if
+ * everything is bf16, 28 if partial sums are fp32 (Korthikanti et al. 2022). A separate wgrad also gathers
+ * the gradients of outputs again. */
+static void bytes_over_tp_are_the_formulas(void **state) {
+    (void)state;
+    const double T = 64, h = 64, f = 0.75;
+    Hardware narrow = simple_hardware();
+    narrow.links.narrow_sums = true;
+    expect_sent(28 * f * T * h, PASS_TENSOR, 4, unknown, WORDS("mesh.tp=4", "train.split_backward=false"));
+    expect_sent(32 * f * T * h, PASS_TENSOR, 4, unknown, WORDS("mesh.tp=4", "train.split_backward=true"));
+    expect_sent(20 * f * T * h, PASS_TENSOR, 4, (ForecastSpeed){.hardware = &narrow},
+                WORDS("mesh.tp=4", "train.split_backward=false"));
+    expect_sent(10 * f * T * h, PASS_TENSOR, 8, (ForecastSpeed){.hardware = &narrow},
+                WORDS("mesh.tp=4", "mesh.cp=2", "train.split_backward=false"));
+    /* Recomputation gathers both inputs and reduces the attention's output once more. */
+    expect_sent(26 * f * T * h, PASS_TENSOR, 4, (ForecastSpeed){.hardware = &narrow},
+                WORDS("mesh.tp=4", "train.recompute=full", "train.split_backward=false"));
+    /* Two ranks hold each KV head: an all-reduce of both gradients in fp32. */
+    expect_sent(28 * 7.0 / 8 * T * h + 2 * 0.5 * T * 2 * 8 * 4, PASS_TENSOR, 8, unknown,
+                WORDS("mesh.tp=8", "train.split_backward=false"));
+    expect_sent(0, PASS_TENSOR, 1, unknown, WORDS("mesh.tp=1"));
+}
+
+/* Forward moves rows of x and of results, after their numbers; backward x, dy and dx, with a weight and its
+ * gradient. */
+static void bytes_over_ep_are_the_formulas(void **state) {
+    (void)state;
+    const double rows = 0.75 * 64 * 2, numbers = 3 * 9 * sizeof(int32_t);
+    Planned p;
+    plan(&p, 4, unknown,
+         WORDS("mesh.ep=4", "mesh.dp_shard=4", "model.family=mixtral", "model.num_experts=8",
+               "model.num_experts_per_tok=2"));
+    double want = rows * (5 * 64 * 2 + 8) + numbers, found = sent(&p, 1, PASS_EXPERTS);
+    if (fabs(found - want) >= 1) fail_msg("sends %.0f, not %.0f", found, want);
+    assert_int_equal(p.f.passes[1][PASS_EXPERTS].operations, 8);
+    assert_true(sent(&p, 0, PASS_EXPERTS) <= 0 && sent(&p, 5, PASS_EXPERTS) <= 0);
+    release(&p);
+}
+
 static ModelConfig llama8b(void) {
     return (ModelConfig){.vocab_size = 128256,
                          .hidden_size = 4096,
@@ -77,72 +145,50 @@ static ModelConfig llama8b(void) {
                          .rope_theta = 5e5};
 }
 
-static double both(Cost c) { return c.forward + c.input + c.weight; }
-
-/* Bytes of rank 0 in a step, by formula. */
-static double over_units(const Planned *p, Cost (*bytes)(const CommVolumeSpec *, int)) {
-    double sum = 0;
-    for (int u = 0; u < p->f.ranks[0].plan.partition.table->units; u++) sum += both(bytes(&p->f.volume, u));
-    return sum * p->f.layout.microbatches;
-}
-
-/* A block has 4 gathers and 4 reductions in either precision, and two gathers for wgrad: 20 f T h bytes if
- * everything is bf16, 28 if partial sums are fp32. */
-static void bytes_over_tp_are_the_formulas(void **state) {
-    (void)state;
-    ModelConfig m = llama8b();
-    CommVolumeSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 8, 1, 0, CP_COMM_AUTO, 0, 4, 1, false, 0};
-    assert_true(fabs(both(comm_volume_tp(&s, 1)) - 28 * 0.875 * 8192 * 4096) < 1);
-    s.partial = 2;
-    assert_true(fabs(both(comm_volume_tp(&s, 32)) - 20 * 0.875 * 8192 * 4096) < 1);
-    s.cp = 2;
-    assert_true(fabs(both(comm_volume_tp(&s, 1)) - 10 * 0.875 * 8192 * 4096) < 1);
-    /* Recomputation gathers a product's input and reduces the attention's output once more. */
-    s.recompute = RECOMPUTE_FULL;
-    assert_true(fabs(both(comm_volume_tp(&s, 1)) - 11 * 0.875 * 8192 * 4096) < 1);
-    /* Two ranks hold each KV head: an all-reduce of both gradients in fp32. */
-    s.tensors = 16, s.recompute = RECOMPUTE_NONE, s.partial = 4, s.cp = 1;
-    assert_true(fabs(both(comm_volume_tp(&s, 1)) -
-                     (28 * 15.0 / 16 * 8192 * 4096 + 2 * 0.5 * 8192 * 2 * 128 * 4)) < 1);
-    s.tensors = 1;
-    for (int u = 0; u < 34; u++) assert_true(both(comm_volume_tp(&s, u)) <= 0);
-}
-
-/* Forward moves rows of x and of results; backward x, dy and dx, with a weight and its gradient. */
-static void test_experts(void **state) {
-    (void)state;
-    ModelConfig m = llama8b();
-    m.num_experts = 8, m.num_experts_per_tok = 2, m.dense_layers = (LayerSet){2, 1};
-    CommVolumeSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 1, 1, 0, CP_COMM_AUTO, 0, 4, 4, false, 0};
-    assert_true(fabs(both(comm_volume_ep(&s, 2)) - 0.75 * 8192 * 2 * (5 * 4096 * 2 + 8)) < 1);
-    assert_true(both(comm_volume_ep(&s, 1)) == 0); /* an MLP */
-    assert_int_equal(comm_volume_operations(&s, 2, MESH_EXPERTS), 8);
-}
-
 /* 131,072 tokens on 8 ranks take 1.88 GB a block to gather keys and values and to sum their gradients in
  * fp32, and 0.59 GB by all-to-all, which the model allows up to its 8 KV heads. Two ranks send less by
  * all-gather. Where all-gather does not fit the tokens or the exact chunks, auto takes all-to-all. A method
  * that is asked for is taken. */
-static void bytes_over_cp_are_the_formulas(void **state) {
+static void auto_of_cp_sends_fewer_bytes(void **state) {
     (void)state;
     ModelConfig m = llama8b();
-    CommVolumeSpec s = {&m, DTYPE_BF16, RECOMPUTE_NONE, 131072, 1, 8, 0, CP_COMM_AUTO, 0, 4, 1, false, 0};
-    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_TO_ALL);
-    assert_true(fabs(both(comm_volume_cp(&s, 1)) - 2 * 0.875 / 8 * 131072 * (2 * 32 + 2 * 8) * 128 * 2) < 1);
+    CpCommSpec s = {&m, DTYPE_BF16, 131072, 1, 8, 0, CP_COMM_AUTO, 0};
+    assert_int_equal(cp_comm_method(&s), CP_COMM_ALL_TO_ALL);
+    assert_true(fabs(cp_comm_bytes(&s, CP_COMM_ALL_TO_ALL) -
+                     2 * 0.875 / 8 * 131072 * (2 * 32 + 2 * 8) * 128 * 2) < 1);
     s.tensors = 2;
-    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_GATHER);
+    assert_int_equal(cp_comm_method(&s), CP_COMM_ALL_GATHER);
     s.tensors = 1, s.cp = 16;
-    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_GATHER);
-    assert_true(fabs(both(comm_volume_cp(&s, 1)) - 15.0 / 16 * 131072 * 2 * 8 * 128 * (2 + 2 + 4)) < 1);
-    assert_true(both(comm_volume_cp(&s, 0)) <= 0 && both(comm_volume_cp(&s, 33)) <= 0);
+    assert_int_equal(cp_comm_method(&s), CP_COMM_ALL_GATHER);
+    assert_true(fabs(cp_comm_bytes(&s, CP_COMM_ALL_GATHER) - 15.0 / 16 * 131072 * 2 * 8 * 128 * (2 + 2 + 4)) <
+                1);
     s.cp = 2;
-    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_GATHER);
+    assert_int_equal(cp_comm_method(&s), CP_COMM_ALL_GATHER);
     s.exact_chunks = 2;
-    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_TO_ALL);
+    assert_int_equal(cp_comm_method(&s), CP_COMM_ALL_TO_ALL);
     s.exact_chunks = 8, s.tokens = 131074;
-    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_TO_ALL);
+    assert_int_equal(cp_comm_method(&s), CP_COMM_ALL_TO_ALL);
     s.tokens = 131072, s.cp = 8, s.asked = CP_COMM_ALL_GATHER, s.exact_chunks = 0;
-    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_GATHER);
+    assert_int_equal(cp_comm_method(&s), CP_COMM_ALL_GATHER);
+}
+
+/* What auto compares is what programs send without recomputation. */
+static void bytes_over_cp_are_the_formulas(void **state) {
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        static const char *const methods[] = {"mesh.cp_comm=all_to_all", "mesh.cp_comm=all_gather"},
+                                 *const families[] = {"model.family=llama", "model.family=gpt_oss"};
+        Planned p;
+        plan(&p, 4, unknown,
+             WORDS("mesh.cp=4", methods[way % 2], families[way / 2], "train.recompute=none",
+                   way / 2 ? "model.num_experts=4" : "model.num_experts=0",
+                   way / 2 ? "model.num_experts_per_tok=2" : "model.num_experts_per_tok=0"));
+        double want = cp_comm_bytes(&p.f.cp_comm, cp_comm_method(&p.f.cp_comm));
+        if (fabs(sent(&p, 1, PASS_CONTEXT) - want) >= 1)
+            fail_msg("way %d: sends %.0f, by formula %.0f", way, sent(&p, 1, PASS_CONTEXT), want);
+        assert_true(sent(&p, 0, PASS_CONTEXT) <= 0);
+        release(&p);
+    }
 }
 
 /* ---- memory ---- */
@@ -192,7 +238,7 @@ static void states_are_sharded(void **state) {
     assert_true(p.f.ranks[0].traffic.tensor > 0);
     int64_t own = (int64_t)p.f.ranks[0].plan.partition.owned;
     assert_true(llabs(own - (norms + (all - norms) / 4)) < 16 * 2 * 6);
-    assert_true(over_units(&p, comm_volume_tp) > 0 && over_units(&p, comm_volume_cp) <= 0);
+    assert_true(over_units(&p, PASS_TENSOR) > 0 && over_units(&p, PASS_CONTEXT) <= 0);
     assert_int_equal(p.f.ranks[0].traffic.parameters, 0);
     release(&p);
     for (int way = 0; way < 6; way++) {
@@ -202,8 +248,8 @@ static void states_are_sharded(void **state) {
         plan(&p, 4, unknown, WORDS("mesh.cp=4", methods[way % 2], policies[way / 2]));
         own = (int64_t)p.f.ranks[0].plan.partition.owned;
         assert_true(llabs(own - all / 4) < 16 * 2 * 6);
-        double bytes = over_units(&p, comm_volume_cp);
-        assert_true(bytes > 0 && over_units(&p, comm_volume_tp) <= 0);
+        double bytes = over_units(&p, PASS_CONTEXT);
+        assert_true(bytes > 0 && over_units(&p, PASS_TENSOR) <= 0);
         assert_true(fabs(bytes - (double)p.f.ranks[0].traffic.context) < 0.5);
         assert_true(p.f.ranks[0].traffic.parameters > 0);
         release(&p);
@@ -357,13 +403,6 @@ static void hardware_is_named_or_read(void **state) {
     close(file);
 }
 
-static Hardware simple_hardware(void) {
-    return (Hardware){.name = "simple",
-                      .compute = {.bf16_tflops = 1, .fp32_tflops = 1, .share = 0.5, .attention_share = 0.25},
-                      .memory = {.gib = 1, .gb_per_s = 1e9, .share = 1},
-                      .links = {.ranks = 4, .inside_gb_per_s = 10, .between_gb_per_s = 1}};
-}
-
 static const OpCost *op_cost(const Planned *p, const char *name) {
     const OpCosts *ops = &p->f.ranks[0].ops;
     for (int i = 0; i < ops->count; i++)
@@ -506,42 +545,6 @@ static void exposed_is_what_work_does_not_hide(void **state) {
     }
 }
 
-/* Bytes of a block, exactly: with dgrad and wgrad together where nothing is recomputed, and separate with
- * either policy; with replicated KV heads, with norms over all heads, and with experts. */
-static void formulas_are_what_programs_send(void **state) {
-    (void)state;
-    enum { BLOCK = 1 };
-    for (int way = 0; way < 11; way++) {
-        Planned p;
-        double sent = 0;
-        bool experts = way >= 9, rows = way >= 5 && !experts, full = experts ? way == 10 : way % 5 == 2,
-             apart = experts || way % 5 > 0;
-        plan(&p, 4, unknown,
-             WORDS("mesh.tp=4", "train.tokens_per_step=256",
-                   experts ? "model.family=mixtral"
-                   : rows  ? "model.family=olmo2"
-                           : "model.family=llama",
-                   experts ? "model.num_experts=8" : "model.num_experts=0",
-                   experts ? "model.num_experts_per_tok=4" : "model.num_experts_per_tok=0",
-                   full ? "train.recompute=full" : "train.recompute=none",
-                   rows ? "numerics.tp_invariant_up_to=8" : "numerics.tp_invariant_up_to=4",
-                   !experts && way % 5 == 3   ? "model.num_key_value_heads=1"
-                   : !experts && way % 5 == 4 ? "model.num_key_value_heads=2"
-                                              : "model.num_key_value_heads=4",
-                   apart ? "train.split_backward=true" : "train.split_backward=false"));
-        const RankPlan *rank = &p.f.ranks[0].plan;
-        for (int i = 0; i < rank->program.count; i++) {
-            Action a = rank->program.actions[i];
-            if (a.unit == BLOCK && action_exchanges(a.kind) && a.kind != ACT_WAIT)
-                sent += (double)program_collective_bytes(&rank->program, &rank->model, a);
-        }
-        double bytes = both(comm_volume_tp(&p.f.volume, BLOCK)) * p.f.layout.microbatches;
-        if (p.f.volume.split_backward != apart || fabs(bytes - sent) >= 1)
-            fail_msg("way %d: %.0f by formula, sent are %.0f", way, bytes, sent);
-        release(&p);
-    }
-}
-
 /* With tp and cp, the step is shorter than on one rank by the split of the work, and longer by the
  * collectives; with infinitely fast links only the split of the work remains. */
 static void ranks_of_tp_and_cp_share_the_work(void **state) {
@@ -556,7 +559,7 @@ static void ranks_of_tp_and_cp_share_the_work(void **state) {
         const ForecastTime *t = &p.f.time;
         assert_true(fabs(4 * t->products - one.f.time.products) < 1e-9 * one.f.time.products);
         assert_true(fabs(4 * t->attention - one.f.time.attention) < 1e-9 * one.f.time.attention);
-        double bytes = over_units(&p, comm_volume_tp) + over_units(&p, comm_volume_cp);
+        double bytes = over_units(&p, PASS_TENSOR) + over_units(&p, PASS_CONTEXT);
         assert_true(fabs((t->tensor + t->context) * 10e9 - bytes) < 1e-9 * bytes);
         h.links.hidden_share = 0.5;
         double exchanged = t->tensor + t->context;
@@ -594,7 +597,7 @@ static void a_link_counts_what_is_exposed(void **state) {
         Planned p;
         plan(&p, 2, (ForecastSpeed){.tflops = 1, .link = speed},
              WORDS("mesh.tp=2", "train.tokens_per_step=256"));
-        Cost took = p.f.units[BLOCK], bytes = comm_volume_tp(&p.f.volume, BLOCK);
+        Cost took = p.f.units[BLOCK], bytes = p.f.passes[BLOCK][PASS_TENSOR].bytes;
         double byte = 1e12 / (speed * 1e9), forward = took.forward - work.forward,
                back = took.input - work.input;
         assert_true(fabs(forward - bytes.forward * byte) <= 1e-9 * took.forward);
@@ -609,7 +612,8 @@ static void a_link_counts_what_is_exposed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(bytes_over_tp_are_the_formulas),
-                                       cmocka_unit_test(test_experts),
+                                       cmocka_unit_test(bytes_over_ep_are_the_formulas),
+                                       cmocka_unit_test(auto_of_cp_sends_fewer_bytes),
                                        cmocka_unit_test(bytes_over_cp_are_the_formulas),
                                        cmocka_unit_test(activations_shrink_by_tp_and_cp),
                                        cmocka_unit_test(states_are_sharded),
@@ -625,7 +629,6 @@ int main(void) {
                                        cmocka_unit_test(ops_are_reckoned),
                                        cmocka_unit_test(a_counting_device_has_every_op),
                                        cmocka_unit_test(exposed_is_what_work_does_not_hide),
-                                       cmocka_unit_test(formulas_are_what_programs_send),
                                        cmocka_unit_test(ranks_of_tp_and_cp_share_the_work),
                                        cmocka_unit_test(a_link_counts_what_is_exposed)};
     return cmocka_run_group_tests(tests, NULL, NULL);
