@@ -17,6 +17,7 @@
 
 #include "comm/facts.h"
 #include "device/facts.h"
+#include "remote/http.h"
 
 /* Every library that can change a number or the reading of a file. */
 static void add_libraries(Text *out) {
@@ -24,11 +25,11 @@ static void add_libraries(Text *out) {
     pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
     pcre2[strcspn(pcre2, " ")] = 0;
     unsigned xxhash = XXH_versionNumber();
-    text_printf(out,
-                "libraries: libyaml %s, cJSON %s, PCRE2 %s, zstd %s, zlib %s, lz4 %s, xxHash %u.%u.%u, %s\n",
-                yaml_get_version_string(), cJSON_Version(), pcre2, ZSTD_versionString(), zlibVersion(),
-                LZ4_versionString(), xxhash / 10000, xxhash / 100 % 100, xxhash % 100,
-                OpenSSL_version(OPENSSL_VERSION));
+    text_printf(
+        out, "libraries: libyaml %s, cJSON %s, PCRE2 %s, zstd %s, zlib %s, lz4 %s, xxHash %u.%u.%u, %s%s%s\n",
+        yaml_get_version_string(), cJSON_Version(), pcre2, ZSTD_versionString(), zlibVersion(),
+        LZ4_versionString(), xxhash / 10000, xxhash / 100 % 100, xxhash % 100,
+        OpenSSL_version(OPENSSL_VERSION), *http_library() ? ", " : "", http_library());
 }
 
 /* Lines "name: value", so that two reports can be compared line by line. Nothing about the machine: see weft

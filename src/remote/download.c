@@ -179,7 +179,6 @@ static ErrorCode open_part(Download *d, Error *err) {
     report_change(d->remote, d->file);
     if (!condition(d->file, unused)) part = 0; /* there is no telling what its bytes are of */
     if (part == 0) TRY(begin_part(d, err));
-    TRY(store_make_room(d->remote->store, d->file->size - part, err));
     TRY(file_open_own(d->part, O_RDWR | O_CREAT, &d->fd, err));
     d->at = part;
     return OK;

@@ -6,6 +6,7 @@
 #ifndef WEFT_REMOTE_HTTP_H
 #define WEFT_REMOTE_HTTP_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -43,7 +44,8 @@ typedef struct HttpRequest {
     size_t body_length;
     HttpSink *sink;
     void *ctx;
-    bool patient; /* the server may think for minutes before it answers */
+    bool patient;            /* the server may think for minutes before it answers */
+    const atomic_bool *stop; /* ends the transfer when it is set; NULL: nothing does */
 } HttpRequest;
 
 /* Keeps connections open between requests. Used by one thread at a time. */

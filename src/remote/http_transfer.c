@@ -124,6 +124,7 @@ static int on_progress(void *ctx, curl_off_t a, curl_off_t b, curl_off_t c, curl
     Transfer *t = ctx;
     (void)a, (void)b, (void)c, (void)d;
     http_beat(t->client);
+    if (t->request->stop && atomic_load(t->request->stop)) return 1;
     return 0;
 }
 

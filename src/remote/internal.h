@@ -10,6 +10,7 @@ struct Remote {
     HttpClient *client;
     S3Access access;
     RemoteStore *store;
+    const atomic_bool *stop; /* ends a download: another one has failed; NULL: nothing does */
 };
 
 /* Sends a request for an object or, with an empty key, for a bucket; `query` as in s3_url. Uses the region

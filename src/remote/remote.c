@@ -1,16 +1,21 @@
 #include "remote/remote.h"
 
 #include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/text.h"
 #include "remote/internal.h"
 
+enum { MOST_THREADS = 4 };
+
 ErrorCode remote_open(Remote **remote, const char *cache_dir, uint64_t limit, Error *err) {
     Remote *r = mem_alloc(sizeof *r);
     *remote = NULL;
     ErrorCode code = http_open(&r->client, !cache_dir, err);
+    store_boot(); /* before there are threads */
     if (code == OK) code = s3_access_open(&r->access, err);
     if (code == OK && cache_dir) code = store_open(&r->store, cache_dir, limit, err);
     if (code != OK)
@@ -74,19 +79,73 @@ static ErrorCode fetch_one(Remote *r, RemoteFile *file, Progress *progress, Erro
     return code;
 }
 
+/* What the threads of one call share. */
+typedef struct Fetch {
+    Remote *remote;
+    RemoteFile *files;
+    const size_t *which;
+    size_t count;
+    Progress *progress;
+    atomic_size_t next; /* index into `which` */
+    atomic_bool failed;
+    pthread_mutex_t lock; /* of the first error */
+    Error error;
+} Fetch;
+
+static void fail(Fetch *f, const Error *error) {
+    pthread_mutex_lock(&f->lock);
+    if (!atomic_load(&f->failed)) f->error = *error;
+    atomic_store(&f->failed, true);
+    pthread_mutex_unlock(&f->lock);
+}
+
+/* Each thread has connections of its own, and finds out by itself in which region a bucket is. */
+static void *fetch_files(void *ctx) {
+    Fetch *f = ctx;
+    Error err = {0};
+    Remote own = *f->remote;
+    own.client = NULL;
+    own.access.region = mem_strdup(own.access.region);
+    own.stop = &f->failed;
+    ErrorCode code = http_open(&own.client, false, &err);
+    while (code == OK && !atomic_load(&f->failed)) {
+        size_t i = atomic_fetch_add(&f->next, 1);
+        if (i >= f->count) break;
+        code = fetch_one(&own, &f->files[f->which[i]], f->progress, &err);
+    }
+    if (code != OK) fail(f, &err);
+    http_close(own.client);
+    free(own.access.region);
+    return NULL;
+}
+
+/* With as many threads as can be started. */
+static void fetch_all(Fetch *f, size_t threads) {
+    pthread_t others[MOST_THREADS];
+    size_t started = 0;
+    while (started + 1 < threads && pthread_create(&others[started], NULL, fetch_files, f) == 0) started++;
+    fetch_files(f);
+    for (size_t i = 0; i < started; i++) pthread_join(others[i], NULL);
+}
+
 ErrorCode remote_fetch(Remote *r, const char *label, RemoteFile *files, const size_t *which, size_t count,
                        Error *err) {
     Missing missing = look(r, files, which, count);
     if (missing.files == 0) return OK;
     TRY(check_limit(r, label, files, which, count, err));
+    TRY(store_make_room(r->store, missing.bytes - missing.part, err));
     Text title = {0};
     text_printf(&title, "fetching %s", label);
-    Progress *progress = progress_start(title.data, (double)(missing.bytes - missing.part) / 1e6, "MB");
+    Fetch f = {.remote = r, .files = files, .which = which, .count = count};
+    f.progress = progress_start(title.data, (double)(missing.bytes - missing.part) / 1e6, "MB");
     text_free(&title);
-    ErrorCode code = OK;
-    for (size_t i = 0; code == OK && i < count; i++) code = fetch_one(r, &files[which[i]], progress, err);
-    progress_finish(progress);
-    return code;
+    pthread_mutex_init(&f.lock, NULL);
+    fetch_all(&f, missing.files < MOST_THREADS ? missing.files : MOST_THREADS);
+    pthread_mutex_destroy(&f.lock);
+    progress_finish(f.progress);
+    if (!atomic_load(&f.failed)) return OK;
+    if (err) *err = f.error;
+    return f.error.code;
 }
 
 ErrorCode remote_remember(Remote *r, RemoteFile *file, const char sha256[65], Error *err) {

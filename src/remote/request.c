@@ -36,6 +36,7 @@ ErrorCode s3_send(Remote *r, const char *bucket, const char *key, const char *qu
 ErrorCode remote_get(Remote *r, const RemoteFile *file, bool once, HttpRequest *q, HttpReply *reply,
                      Error *err) {
     q->method = "GET";
+    q->stop = r->stop;
     if (!file->url) return s3_send(r, file->bucket, file->key, NULL, once, q, reply, err);
     q->url = file->url;
     ErrorCode code = once ? http_send(r->client, q, reply, err) : http_send_again(r->client, q, reply, err);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,7 @@ struct RemoteStore {
     int fd; /* of the lockable bytes; -1: the file system supports no locks, a warning was logged */
     char **held;
     size_t count, capacity;
+    atomic_bool said; /* that this process waits */
 };
 
 ErrorCode store_open(RemoteStore **store, const char *cache_dir, uint64_t limit, Error *err) {
@@ -103,14 +105,13 @@ static void warn(RemoteStore *s) {
 
 /* Polls, so that the watchdog sees that this rank waits for work of another. */
 static void lock(RemoteStore *s, const char *entry, LockedByte byte, int type, const char *url) {
-    bool said = url == NULL;
     while (s->fd >= 0 && lock_byte(s, entry, byte, type) != 0) {
         if (!is_taken()) {
             warn(s);
             return;
         }
-        if (!said) log_info("%s: waiting for another process that fetches it", url);
-        said = true;
+        if (url && !atomic_exchange(&s->said, true))
+            log_info("%s: waiting for another process that fetches it", url);
         progress_beat();
         nanosleep(&(struct timespec){0, 100 * 1000 * 1000}, NULL);
     }
@@ -331,8 +332,8 @@ static ErrorCode check_limit(RemoteStore *s, uint64_t bytes, Error *err) {
     free(all.items);
     if (code != OK || kept + bytes <= s->limit) return code;
     return error_set(err, ERR_CONFIG,
-                     "%s: data.remote_cache_gib is %.4g GiB, but files in use take %.4g GiB and the next one "
-                     "%.4g GiB: make it larger",
+                     "%s: data.remote_cache_gib is %.4g GiB, but files in use take %.4g GiB and those to be "
+                     "fetched %.4g GiB: make it larger",
                      s->dir, (double)s->limit / GIB, (double)kept / GIB, (double)bytes / GIB);
 }
 
@@ -340,8 +341,9 @@ ErrorCode store_make_room(RemoteStore *s, uint64_t bytes, Error *err) {
     struct statvfs fs;
     if (s->limit > 0) TRY(check_limit(s, bytes, err));
     if (statvfs(s->dir, &fs) != 0 || (double)fs.f_bavail * (double)fs.f_frsize >= (double)bytes) return OK;
-    return error_set(err, ERR_IO,
-                     "%s: the next file takes %.4g GiB, but the disk has only %.4g GiB free: free space, or "
-                     "name another data.cache_dir",
-                     s->dir, (double)bytes / GIB, (double)fs.f_bavail * (double)fs.f_frsize / GIB);
+    return error_set(
+        err, ERR_IO,
+        "%s: what is to be fetched takes %.4g GiB, but the disk has only %.4g GiB free: free space, or "
+        "name another data.cache_dir",
+        s->dir, (double)bytes / GIB, (double)fs.f_bavail * (double)fs.f_frsize / GIB);
 }

@@ -52,7 +52,8 @@ void store_about_free(StoredAbout *about);
 /* Identifies this boot of this machine; "" if the system does not tell. */
 char *store_boot(void);
 
-/* Removes copies, the least recently used first, until `bytes` more fit. */
+/* Removes copies, the least recently used first, until `bytes` more fit; an error if they do not fit. Not to
+ * be called from several threads. */
 ErrorCode store_make_room(RemoteStore *s, uint64_t bytes, Error *err);
 /* Removes the copy or what there is of it. */
 ErrorCode store_clear(const RemoteStore *s, const char *entry, Error *err);

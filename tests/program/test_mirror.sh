@@ -3,6 +3,7 @@
 # nothing and ends nothing.
 . "$(dirname "$0")/../support/prelude.sh"
 command -v python3 >/dev/null || { echo "skipped: no python3 (apt-get install python3)"; exit 77; }
+"$weft" --version | grep -q libcurl || { echo "skipped: built without libcurl (apt-get install libcurl4-openssl-dev libexpat1-dev)"; exit 77; }
 export HOME=$directory AWS_ACCESS_KEY_ID=AKIDEXAMPLE AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMISECRET
 unset AWS_PROFILE AWS_REGION AWS_DEFAULT_REGION AWS_ENDPOINT_URL_S3 AWS_SESSION_TOKEN AWS_CONFIG_FILE AWS_SHARED_CREDENTIALS_FILE http_proxy
 

@@ -5,6 +5,7 @@
 . "$(dirname "$0")/../support/prelude.sh"
 command -v python3 >/dev/null || { echo "skipped: no python3 (apt-get install python3)"; exit 77; }
 command -v openssl >/dev/null || { echo "skipped: no openssl (apt-get install openssl)"; exit 77; }
+"$weft" --version | grep -q libcurl || { echo "skipped: built without libcurl (apt-get install libcurl4-openssl-dev libexpat1-dev)"; exit 77; }
 server=$WEFT_SOURCE_DIR/tests/support/remote_server.py
 export HOME=$directory AWS_ACCESS_KEY_ID=AKIDEXAMPLE AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMISECRET AWS_SESSION_TOKEN=FwoGZXIvYXdzTOKEN
 unset AWS_PROFILE AWS_REGION AWS_DEFAULT_REGION AWS_ENDPOINT_URL_S3 AWS_CONFIG_FILE AWS_SHARED_CREDENTIALS_FILE CURL_CA_BUNDLE SSL_CERT_FILE http_proxy
@@ -64,6 +65,15 @@ refused 66 "s3://data/corpus/03.txt: no such object" 's3://data/corpus/{00..03}.
 refused 66 "s3://data/corpus/*.json: no object matches" 's3://data/corpus/*.json'
 refused 66 "s3://data/corpus/99.txt: the server answers 404 NoSuchKey" s3://data/corpus/99.txt
 refused 66 "the server answers 404 NoSuchBucket" 's3://none/*.txt'
+
+# A connection that stalls is given up after half a minute, while the rest of this test runs.
+letters 20 8 >s3/data/stall.txt
+stalled=$(tokens 'data.sources=[s3/data/stall.txt]' data.cache_dir=stall)
+rm -r stall
+faults '1 stall.txt none' '1 stall.txt stall 300'
+"$weft" tokenize run.yaml 'data.sources=["s3://data/stall.txt"]' data.cache_dir=stall >stall.out 2>&1 &
+stalling=$!
+await grep -q '^GET /data/stall.txt - 200 stall' s3.log
 
 # ---- credentials ----
 AWS_SECRET_ACCESS_KEY=another refused 66 "the server answers 403 SignatureDoesNotMatch" s3://data/corpus/00.txt
@@ -134,6 +144,15 @@ refused 65 "not a listing of an object store: it has a DTD" 's3://data/corpus/*.
 faults '99 list-type=2 body <ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>1</NextContinuationToken></ListBucketResult>'
 refused 65 "the same page of its listing again and again" 's3://data/corpus/*.txt'
 : >s3.faults
+
+# One file of several that fails ends the others.
+forget
+mkdir s3/data/several
+cp s3/data/large.txt s3/data/several/large.txt
+cp s3/data/corpus/02.txt s3/data/several/
+faults "9 /02.txt status 403:AccessDenied" "9 several/large.txt slow 1"
+exits 66 tokenize run.yaml 'data.sources=["s3://data/several/*.txt"]'
+has err "s3://data/several/02.txt: the server answers 403 AccessDenied"
 
 # ---- a kill while it is fetched: goes on there ----
 forget
@@ -224,6 +243,10 @@ says "the server names no version"
 refused 66 "the server answers 404" "$web/pages/none.txt"
 printf '9 00.txt unsized\n' >web.faults
 refused 65 "states no length" "$web/pages/00.txt"
+
+# ---- the connection that stalled ----
+wait $stalling || fail "a connection that stalls: $(cat stall.out)"
+grep -q "^fingerprint *$stalled" stall.out || fail "other data after a connection that stalled: $(cat stall.out)"
 
 # ---- damaged content names the source ----
 gzip -c s3/data/corpus/00.txt | head -c 700 >s3/data/cut.txt.gz
