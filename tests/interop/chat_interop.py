@@ -4,7 +4,7 @@ usage: chat_interop.py CHAT_LINES      (tests/data/chat_lines.c; exit status 77:
 
 1. Template snippets with each construct that weft supports: rendered by both and compared byte for byte. A snippet that one refuses must be
    an error in the other too. Also 3000 values from JSON, printed and as JSON again.
-2. 200 conversations through templates in the style of nine families, with byte-level and SentencePiece tokenizers: the ids of
+2. 200 conversations, in three forms, through templates in the style of nine families, with byte-level and SentencePiece tokenizers: the ids of
    apply_chat_template; the learned tokens of its assistant masks, which come from a twin of the template with {% generation %}.
 """
 import json
@@ -291,10 +291,25 @@ def plain(template):
     return template.replace("{G}", "").replace("{E}", "")
 
 
+def line_of(i, messages):
+    """The conversation as messages, in ShareGPT's form and in Alpaca's, in turn."""
+    system = {"system": messages[0]["content"]} if messages[0]["role"] == "system" else {}
+    turns = messages[len(system):]
+    if i % 3 == 1:
+        names = {"user": "human", "assistant": "gpt"}
+        return {"conversations": [{"from": names[m["role"]], "value": m["content"]} for m in turns]} | system
+    if i % 3 == 2:
+        pairs = [[q["content"], a["content"]] for q, a in zip(turns[::2], turns[1::2])]
+        instruction, _, rest = pairs[-1][0].partition("\n")
+        parts = {"instruction": instruction, "input": rest} if instruction and rest else {"instruction": pairs[-1][0], "input": ""}
+        return parts | {"output": pairs[-1][1], "history": pairs[:-1]} | system
+    return {"messages": messages}
+
+
 def encoded(directory, template, made, learn="assistant"):
     with open(os.path.join(directory, "chat_template.jinja"), "w") as f:
         f.write(template)
-    lines = "".join(json.dumps({"messages": m}, ensure_ascii=False) + "\n" for m in made)
+    lines = "".join(json.dumps(line_of(i, m), ensure_ascii=False) + "\n" for i, m in enumerate(made))
     done = subprocess.run([program, "encode", directory, learn], input=lines.encode(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if done.returncode:
         fail(f"weft: {done.stderr.decode()}")
