@@ -224,6 +224,16 @@ static ErrorCode add_element(ParquetRows *r, const Field *f, Error *err) {
     return OK;
 }
 
+/* The row's only field, if that is text of a whole object; else NULL. */
+static const char *whole_object(const ParquetRows *r, size_t *length) {
+    const ParquetSlot *s = &r->columns[0].slot;
+    if (r->field_count != 1 || !r->fields[0].is.json || r->fields[0].list || !s->present) return NULL;
+    size_t at = 0;
+    while (at < s->length && strchr(" \t\r\n", s->bytes[at])) at++;
+    *length = s->length - at;
+    return *length > 0 && s->bytes[at] == '{' ? s->bytes + at : NULL;
+}
+
 /* A list that is null is left out. */
 static ErrorCode add_list(ParquetRows *r, const Field *f, Error *err) {
     const Column *c = &r->columns[f->first];
@@ -248,7 +258,13 @@ static ErrorCode check_rows(const ParquetRows *r, Error *err) {
 }
 
 static ErrorCode read_row(ParquetRows *r, uint64_t row, Error *err) {
+    size_t length = 0;
+    const char *object = whole_object(r, &length);
     text_clear(&r->object);
+    if (object) {
+        text_add(&r->object, object, length);
+        return next_slot(&r->columns[0], err);
+    }
     text_puts(&r->object, "{");
     for (size_t i = 0; i < r->field_count; i++) {
         TRY((r->fields[i].list ? add_list : add_plain)(r, &r->fields[i], err));

@@ -18,7 +18,7 @@ typedef struct ParquetRows ParquetRows;
 
 typedef struct ParquetField {
     const char *name; /* of a column or list at the top of the schema */
-    bool json;        /* a text in it is JSON, as some writers store lists */
+    bool json; /* a text in it is JSON, as some writers store lists; of an only field perhaps the row */
 } ParquetField;
 
 /* Those of `fields` that the file has, at least one; the names must outlive the rows. */

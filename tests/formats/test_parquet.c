@@ -176,6 +176,29 @@ static void test_objects(void **state) {
     text_free(&want);
 }
 
+/* A text may be a list, or an object that is the row. */
+static void test_json_objects(void **state) {
+    (void)state;
+    static const ParquetField field = {"messages", true};
+    Error err = {0};
+    ParquetRows *rows;
+    ParquetRow row;
+    bool more;
+    char want[40];
+    assert_int_equal(parquet_rows_open(&rows, seed("chat-json"), &field, 1, &err), OK);
+    for (int i = 0; i < ROWS; i++) {
+        if (i % 5 == 3) continue;
+        snprintf(want, sizeof want, i % 2 ? "{\"messages\": []}" : "{\"n\": %d}", i);
+        assert_int_equal(parquet_rows_next(rows, &row, &more, &err), OK);
+        assert_true(more && row.row == (uint64_t)i);
+        assert_string_equal(row.object, want);
+    }
+    assert_int_equal(parquet_rows_next(rows, &row, &more, &err), OK);
+    assert_false(more);
+    assert_int_equal(parquet_rows_nulls(rows), ROWS / 5);
+    parquet_rows_close(rows);
+}
+
 /* 2^30 rows that are null take a few bytes, and no time. */
 static void test_null_objects(void **state) {
     (void)state;
@@ -350,9 +373,11 @@ static void test_corpus(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),    cmocka_unit_test(test_odd_files),    cmocka_unit_test(test_expansion),
-        cmocka_unit_test(test_objects), cmocka_unit_test(test_null_objects), cmocka_unit_test(test_bad_files),
-        cmocka_unit_test(test_damage),  cmocka_unit_test(test_corpus),
+        cmocka_unit_test(test_rows),         cmocka_unit_test(test_odd_files),
+        cmocka_unit_test(test_expansion),    cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_null_objects), cmocka_unit_test(test_json_objects),
+        cmocka_unit_test(test_bad_files),    cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_corpus),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

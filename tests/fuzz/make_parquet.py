@@ -67,6 +67,7 @@ def chat(i):
 chats = pa.table({"messages": [chat(i) for i in range(40)], "system": [None if i % 3 else f"s{i}" for i in range(40)]})
 write("chat", "ZSTD", table=chats)
 write("chat-v2", "SNAPPY", "2.0", table=chats, use_compliant_nested_type=False, use_dictionary=False)
+write("chat-json", "ZSTD", table=pa.table({"messages": [None if i % 5 == 3 else "[]" if i % 2 else f' {{"n": {i}}}' for i in range(40)]}))
 polars.from_arrow(chats).write_parquet(out / "chat-polars", compression="zstd", row_group_size=17)
 duckdb.from_arrow(chats).query("t", f"copy t to '{out}/chat-duckdb' (format parquet)")
 
