@@ -8,6 +8,7 @@
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <xxhash.h>
 
 #include "base/error.h"
@@ -54,6 +55,12 @@ void sha256_hex(const uint8_t digest[32], char out[65]) {
 /* XXH3, 64 bits: checksums of data in transit, fingerprints, seeds from names. Not collision-resistant: use
  * SHA-256 against adversaries. */
 uint64_t hash64(const void *data, size_t length) { return XXH3_64bits(data, length); }
+
+/* The same of 128 bits, for telling apart more things than 64 bits can. */
+void hash128(const void *data, size_t length, uint8_t out[16]) {
+    XXH128_hash_t hash = XXH3_128bits(data, length);
+    memcpy(out, &hash, 16);
+}
 
 /* The Castagnoli polynomial, used in the framing of TensorBoard records. A byte is processed as two nibbles,
  * the lower one first, since the register is reflected. */

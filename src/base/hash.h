@@ -1,4 +1,4 @@
-/* Hashes: SHA-256 for identities (libcrypto), XXH3-64 for checksums (xxhash), CRC-32C for TensorBoard
+/* Hashes: SHA-256 for identities (libcrypto), XXH3 for checksums (xxhash), CRC-32C for TensorBoard
  * records. */
 #ifndef WEFT_BASE_HASH_H
 #define WEFT_BASE_HASH_H
@@ -14,6 +14,7 @@ void sha256_finish(Sha256 *h, uint8_t out[32]); /* also frees h */
 void sha256_hex(const uint8_t digest[32], char out[65]);
 
 uint64_t hash64(const void *data, size_t length); /* XXH3, seed 0 */
+void hash128(const void *data, size_t length, uint8_t out[16]);
 uint32_t crc32c(const void *data, size_t length); /* Castagnoli, reflected; "123456789" -> 0xe3069283 */
 
 #endif

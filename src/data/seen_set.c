@@ -8,12 +8,8 @@
 #include "base/text.h"
 
 DocumentDigest document_digest(const int32_t *ids, size_t count) {
-    uint8_t whole[32];
     DocumentDigest d;
-    Sha256 *h = sha256_start();
-    sha256_add(h, ids, count * sizeof *ids);
-    sha256_finish(h, whole);
-    memcpy(d.bytes, whole, sizeof d.bytes);
+    hash128(ids, count * sizeof *ids, d.bytes);
     return d;
 }
 

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Half of a SHA-256: no two documents of any corpus have the same by chance. */
+/* XXH3 of 128 bits: no two documents of a corpus have the same by chance. */
 typedef struct DocumentDigest {
     uint8_t bytes[16];
 } DocumentDigest;
