@@ -29,6 +29,8 @@ static void take_range(HttpReply *r, const char *value) {
     uint64_t first = 0, last = 0, size = 0;
     bool none = strncmp(value, "bytes */", 8) == 0;
     const char *at = value + 8;
+    r->has_range = false; /* the last one counts */
+    r->size = 0;
     if (none) {
         if (take_number(&at, &size) && !*at) r->size = size;
         return;

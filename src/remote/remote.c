@@ -15,7 +15,6 @@ ErrorCode remote_open(Remote **remote, const char *cache_dir, uint64_t limit, Er
     Remote *r = mem_alloc(sizeof *r);
     *remote = NULL;
     ErrorCode code = http_open(&r->client, !cache_dir, err);
-    store_boot(); /* before there are threads */
     if (code == OK) code = s3_access_open(&r->access, err);
     if (code == OK && cache_dir) code = store_open(&r->store, cache_dir, limit, err);
     if (code != OK)

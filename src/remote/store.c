@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -215,12 +216,18 @@ void store_about_free(StoredAbout *about) {
     *about = (StoredAbout){0};
 }
 
-char *store_boot(void) {
-    static char boot[64];
-    FILE *file = *boot ? NULL : fopen("/proc/sys/kernel/random/boot_id", "re");
+static char boot[64];
+static pthread_once_t boot_once = PTHREAD_ONCE_INIT;
+
+static void read_boot(void) {
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (file && !fgets(boot, sizeof boot, file)) boot[0] = '\0';
     if (file) fclose(file);
     boot[strcspn(boot, "\n")] = '\0';
+}
+
+char *store_boot(void) {
+    pthread_once(&boot_once, read_boot);
     return boot;
 }
 
