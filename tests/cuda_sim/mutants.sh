@@ -86,8 +86,8 @@ mutant "a row taken for one of the expert before" experts.cu 's/e\.first\[middle
 mutant "an expert's last row left out" experts.cu 's/row < end \&\& column < n/row + 1 < end \&\& column < n/' $(op test_experts_rows)
 mutant "weights left out of a bias's gradient" experts.cu 's/weighed \? weight_of_row\(s, r, row, e\) : 1/1/' $(op test_experts_rows)
 mutant "experts chosen by sigmoids that are all 1" experts.cu 's/bool first = s\.sigmoid .*/bool first = s.sigmoid;/' $(op test_full_route)
-mutant "a row spread by the weight of another choice" experts.cu 's/r\.row\[at\.row\] \* hidden/at.row * hidden/' $(op test_experts_rows)
-mutant "ups left out of the gradient of a weight" experts.cu 's/first < row \+ runs \* n; first \+= n/first < row + n; first += n/' $(op test_experts_rows)
+mutant "a row spread by the weight of another choice" experts.cu 's/o\.r\.row\[at\.row\] \* hidden/at.row * hidden/' $(op test_experts_rows)
+mutant "ups left out of the gradient of a weight" experts.cu 's/first < row \+ o\.runs \* n; first \+= n/first < row + n; first += n/' $(op test_experts_rows)
 mutant "chunks from the first token of a sequence on" attention.cu 's/\(t - first_key\[t\]\) % chunk/t % chunk/' $(op test_attention)
 mutant "gradients that know of no chunks" attention.cu 's/firsts_of\(d, OP_ATTENTION_BACKWARD, .*;/o->first_key;/' $(op test_attention)
 mutant "a cache that is seen whole" attention.cuh@attention.cu 's/s\.chunk > 0 \? position - position % s\.chunk : //' $(op test_decode)
@@ -114,7 +114,7 @@ mutant "a gate's slope left out of a norm" mamba.cu 's/g\.x \* silu_slope\(g\.ga
 mutant "another run's norm" mamba.cu 's/\(column \+ i\) \/ s\.run/column \/ s.run/' $(op test_gated_norm)
 mutant "a rounding to zero" gradients.cu 's/__double2ll_rn\(/(long long)(/' $(op test_fixed)
 mutant "a term behind the end of a leaf" split_k.cu 's/term < count/term <= count/' $(op test_gemm_op)
-mutant "rows of a part taken for rows of their own" optimizers.cu 's/begin = at\.row \* shape\.row/begin = at.row * shape.cols/' $(op test_muon)
+mutant "rows of a part taken for rows of their own" optimizers.cu 's/begin = at\.row \* o\.shape\.row/begin = at.row * o.shape.cols/' $(op test_muon)
 mutant "a transpose flipped" products.c 's/second = s->trans_a \?/second = s->trans_b ?/' $(op test_gemm_op)
 mutant "a wait for an event less" backend.c 's/must\(d, "when a stream was to wait", .*/(void)b;/' env TEST_KIND=cuda "$tests/test_queue"
 mutant "pinned memory used again too early" backend.c 's/must\(d, "in an upload", cudaEventSynchronize.*//' env TEST_KIND=cuda "$tests/test_queue"

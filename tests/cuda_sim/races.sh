@@ -38,9 +38,9 @@ race "a barrier less behind a tile" attention.cu '/weight, v \+ j \* pitch/{n;n;
 race "a barrier less in gradients of keys" attention.cu '/dk\.add\(a, at, slope/{n;n;d}' test_attention
 race "a barrier less before a step of keys" attention_mma.cu '0,/copies_wait\(\);/{/copies_wait\(\);/{n;d}}' test_attention
 race "a barrier less before a step of four warps" attention_wgmma.cu '/copies_shown\(\);/{n;d}' test_attention
-race "a step fetched over the one that is read" attention_mma.cu 's/turns \+ \(step \+ 1\) % 2/turns + step % 2/' test_attention
+race "a step fetched over the one that is read" attention_mma.cu 's/slots \+ \(step \+ 1\) % 2/slots + step % 2/' test_attention
 race "a barrier less behind terms of experts" experts.cu '0,/sums\.add\(left, right/{/sums\.add\(left, right/{n;d}}' test_grouped_gemm
-race "a barrier less before terms of experts' weights" experts.cu '/load_terms\(b, column, n, 1, p, end/{n;d}' test_grouped_gemm
+race "a barrier less before terms of experts' weights" experts.cu '/void .*grouped_gemm_wgrad_kernel/,/^}/{/load_terms\(b/{n;d}}' test_grouped_gemm
 race "a barrier less in sums over rows of experts" columns.cuh@experts.cu '/void fold_rows/{n;d}' test_experts_rows
 race "choices that write each other's sums" experts.cu 's/dweights\[j\] \+= \(float\)sum/dweights[0] += (float)sum/' test_experts_rows
 race "choices that write each other's weights" experts.cu '/void .*permute_dweights_kernel/,/^}/s/dweights\[j\] = /dweights[0] = /' test_experts_rows

@@ -42,10 +42,10 @@ INLINE float capped(Attention a, float score) {
 }
 
 /* This thread's position in its block. */
-struct Place {
+struct Position {
     int x, y;
 };
-INLINE Place place(void) { return {(int)threadIdx.x % SIDE, (int)threadIdx.x / SIDE}; }
+INLINE Position position(void) { return {(int)threadIdx.x % SIDE, (int)threadIdx.x / SIDE}; }
 
 /* A thread's sums: columns x, x + 16, ... of rows y and y + 16. */
 template <int COLUMNS> struct Sums {
@@ -56,7 +56,7 @@ template <int COLUMNS> struct Sums {
             for (int c = 0; c < COLUMNS; c++) of[r][c] = 0;
     }
     /* += weight[r] * a row of a tile */
-    INLINE void add(Attention a, Place at, const float weight[2], const float *row) {
+    INLINE void add(Attention a, Position at, const float weight[2], const float *row) {
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
             int i = at.x + c * SIDE;
@@ -66,8 +66,9 @@ template <int COLUMNS> struct Sums {
         }
     }
     template <typename T>
-    INLINE void write(Attention a, Place at, const float factor[2], T *to, int64_t apart, int64_t first,
+    INLINE void write(Attention a, const float factor[2], T *to, int64_t apart, int64_t first,
                       int64_t end) const {
+        Position at = position();
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int64_t row = first + at.y + r * SIDE;
@@ -89,15 +90,14 @@ struct Softmax {
 
 template <typename T, int COLUMNS>
 __global__ void __launch_bounds__(BLOCK)
-    attention_forward_kernel(Attention a, const T *queries, const T *keys, const int32_t *first_key, T *out,
-                             float *lse) {
+    attention_forward_kernel(Attention a, const T *queries, const T *keys, T *out, float *lse) {
     DYNAMIC_SHARED(room);
     int pitch = pitch_of(a), dim = a.s.head_dim;
     float *q = (float *)room, *k = q + TILE * pitch, *v = k + TILE * pitch, *weights = v + TILE * pitch;
     /* Blocks of the longest rows start first. */
     int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y;
     int64_t kv = head / (a.s.heads / a.s.kv_heads);
-    Place at = place();
+    Position at = position();
     load_tile(a, queries + head * dim, a.r.q_row, first, tokens, q);
     Sums<COLUMNS> o;
     float sink = sink_of(a, head), begun = a.s.sinks ? 1 : 0;
@@ -107,9 +107,9 @@ __global__ void __launch_bounds__(BLOCK)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int64_t t = a.r.first + smaller(first + at.y + r * SIDE, tokens - 1);
-        lowest[r] = window_first(a.s, t, first_key[t]);
+        lowest[r] = window_first(a.s, t, a.firsts[t]);
     }
-    int64_t from = a.r.first + first, start = window_first(a.s, from, first_key[from]) / TILE * TILE,
+    int64_t from = a.r.first + first, start = window_first(a.s, from, a.firsts[from]) / TILE * TILE,
             end = a.r.first + smaller(first + TILE, tokens);
     for (int64_t tile = start; tile < end; tile += TILE) {
         load_tile(a, keys + kv * dim, a.r.kv_row, tile, a.r.keys, k);
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(BLOCK)
         __syncthreads();
     }
     float factor[2] = {1 / soft.sum[0], 1 / soft.sum[1]};
-    o.write(a, at, factor, out + head * dim, (int64_t)a.s.heads * dim, first, tokens);
+    o.write(a, factor, out + head * dim, (int64_t)a.s.heads * dim, first, tokens);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int64_t t = first + at.y + r * SIDE;
@@ -196,15 +196,16 @@ INLINE Tiles tiles_of(Attention a, char *room) {
 }
 
 /* Writes p and ds of a tile of queries and a tile of keys, [query][key]. */
-INLINE void write_weights(Attention a, Place at, Tiles tiles, int64_t queries, int64_t keys,
-                          const int32_t *first_key, const float *lse, const float *delta) {
+INLINE void write_weights(Attention a, Tiles tiles, int64_t queries, int64_t keys, const float *lse,
+                          const float *delta) {
+    Position at = position();
     int pitch = pitch_of(a);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = at.y + r * SIDE;
         int64_t t = queries + row, token = a.r.first + t;
         bool there = t < a.s.tokens;
-        int64_t lowest = there ? window_first(a.s, token, first_key[token]) : 0;
+        int64_t lowest = there ? window_first(a.s, token, a.firsts[token]) : 0;
         for (int c = 0; c < 2; c++) {
             int column = at.x + c * SIDE;
             int64_t key = keys + column;
@@ -221,25 +222,24 @@ INLINE void write_weights(Attention a, Place at, Tiles tiles, int64_t queries, i
 
 template <typename T, int COLUMNS>
 __global__ void __launch_bounds__(BLOCK)
-    query_gradient_kernel(Attention a, const T *queries, const T *keys, const int32_t *first_key,
-                          const float *lse, const float *delta, const T *dout, T *dq_out) {
+    query_gradient_kernel(Attention a, const T *queries, const T *keys, Gradients<T> g) {
     DYNAMIC_SHARED(room);
     int dim = a.s.head_dim;
     Tiles tiles = tiles_of(a, room);
     int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y;
     int64_t kv = head / (a.s.heads / a.s.kv_heads);
-    Place at = place();
+    Position at = position();
     Sums<COLUMNS> dq;
     dq.clear();
     load_tile(a, queries + head * dim, a.r.q_row, first, tokens, tiles.q);
-    load_tile(a, dout + head * dim, (int64_t)a.s.heads * dim, first, tokens, tiles.dout);
-    int64_t from = a.r.first + first, start = window_first(a.s, from, first_key[from]) / TILE * TILE,
+    load_tile(a, g.dout + head * dim, (int64_t)a.s.heads * dim, first, tokens, tiles.dout);
+    int64_t from = a.r.first + first, start = window_first(a.s, from, a.firsts[from]) / TILE * TILE,
             end = a.r.first + smaller(first + TILE, tokens);
     for (int64_t tile = start; tile < end; tile += TILE) {
         load_tile(a, keys + kv * dim, a.r.kv_row, tile, a.r.keys, tiles.k);
         load_tile(a, keys + (kv + a.s.kv_heads) * dim, a.r.kv_row, tile, a.r.keys, tiles.v);
         __syncthreads();
-        write_weights(a, at, tiles, first, tile, first_key, lse + head * tokens, delta + head * tokens);
+        write_weights(a, tiles, first, tile, g.lse + head * tokens, g.delta + head * tokens);
         __syncthreads();
         for (int j = 0; j < TILE; j++) {
             float weight[2] = {tiles.ds[at.y * (TILE + 1) + j], tiles.ds[(at.y + SIDE) * (TILE + 1) + j]};
@@ -248,13 +248,12 @@ __global__ void __launch_bounds__(BLOCK)
         __syncthreads();
     }
     const float one[2] = {1, 1};
-    dq.write(a, at, one, dq_out + head * dim, a.r.q_row, first, tokens);
+    dq.write(a, one, g.dq + head * dim, a.r.q_row, first, tokens);
 }
 
 template <typename T, int COLUMNS>
 __global__ void __launch_bounds__(BLOCK)
-    key_gradient_kernel(Attention a, const T *queries, const T *keys, const int32_t *first_key,
-                        const float *lse, const float *delta, const T *dout, void *dkv) {
+    key_gradient_kernel(Attention a, const T *queries, const T *keys, Gradients<T> g) {
     DYNAMIC_SHARED(room);
     int dim = a.s.head_dim, group = a.s.heads / a.s.kv_heads;
     Tiles tiles = tiles_of(a, room);
@@ -262,7 +261,7 @@ __global__ void __launch_bounds__(BLOCK)
             last = smaller(first + TILE, end) - 1, width = (int64_t)a.s.kv_heads * dim;
     int64_t start =
         first > a.r.first ? (first - a.r.first) / TILE * TILE : 0; /* the first tile that sees them */
-    Place at = place();
+    Position at = position();
     Sums<COLUMNS> dk, dv;
     dk.clear();
     dv.clear();
@@ -271,12 +270,12 @@ __global__ void __launch_bounds__(BLOCK)
     for (int64_t head = kv * group; head < (kv + 1) * group; head++) {
         for (int64_t tile = start; tile < tokens; tile += TILE) {
             int64_t token = a.r.first + tile;
-            if (window_first(a.s, token, first_key[token]) > last)
+            if (window_first(a.s, token, a.firsts[token]) > last)
                 break; /* later tiles do not see them either */
             load_tile(a, queries + head * dim, a.r.q_row, tile, tokens, tiles.q);
-            load_tile(a, dout + head * dim, (int64_t)a.s.heads * dim, tile, tokens, tiles.dout);
+            load_tile(a, g.dout + head * dim, (int64_t)a.s.heads * dim, tile, tokens, tiles.dout);
             __syncthreads();
-            write_weights(a, at, tiles, tile, first, first_key, lse + head * tokens, delta + head * tokens);
+            write_weights(a, tiles, tile, first, g.lse + head * tokens, g.delta + head * tokens);
             __syncthreads();
             for (int i = 0; i < TILE; i++) {
                 const float *p = tiles.p + i * (TILE + 1) + at.y, *ds = tiles.ds + i * (TILE + 1) + at.y;
@@ -289,13 +288,13 @@ __global__ void __launch_bounds__(BLOCK)
     }
     const float one[2] = {1, 1};
     if (a.r.partial) {
-        float *to = (float *)dkv + kv * dim;
-        dk.write(a, at, one, to, 2 * width, first, end);
-        dv.write(a, at, one, to + width, 2 * width, first, end);
+        float *to = (float *)g.dkv + kv * dim;
+        dk.write(a, one, to, 2 * width, first, end);
+        dv.write(a, one, to + width, 2 * width, first, end);
     } else {
-        T *to = (T *)dkv + kv * dim;
-        dk.write(a, at, one, to, a.r.kv_row, first, end);
-        dv.write(a, at, one, to + width, a.r.kv_row, first, end);
+        T *to = (T *)g.dkv + kv * dim;
+        dk.write(a, one, to, a.r.kv_row, first, end);
+        dv.write(a, one, to + width, a.r.kv_row, first, end);
     }
 }
 
@@ -336,11 +335,11 @@ __global__ void __launch_bounds__(BLOCK) attention_decode_kernel(Attention a, in
 
 /* ---- slots ---- */
 
-Attention attention_of(Device *d, AttentionShape s, AttentionRun r) {
+Attention attention_of(Device *d, AttentionShape s, AttentionRun r, const int32_t *firsts) {
     if (s.head_dim > d->widest_head)
         cuda_fatal(d, "attention: heads of %d elements; at most %d are done: a bug", s.head_dim,
                    d->widest_head);
-    return {s, s.scale > 0 ? s.scale : 1 / sqrtf((float)s.head_dim), r};
+    return {s, s.scale > 0 ? s.scale : 1 / sqrtf((float)s.head_dim), r, firsts};
 }
 
 size_t tile_bytes(AttentionShape s, int tiles, int weights) {
@@ -389,63 +388,56 @@ void check_rows(Device *d, Attention a, const void *q, const void *kv, const voi
 
 void attention_forward(Device *d, const AttentionForwardArgs *o) {
     if (o->s.tokens == 0) return;
-    Attention a = attention_of(d, o->s, o->r);
-    const int32_t *first_key = firsts_of(d, OP_ATTENTION_FORWARD, o->s, o->r, o->first_key, 0);
+    const int32_t *firsts = firsts_of(d, OP_ATTENTION_FORWARD, o->s, o->r, o->first_key, 0);
+    Attention a = attention_of(d, o->s, o->r, firsts);
     Grid grid(blocks_of(o->s.tokens, TILE), o->s.heads);
     if (attention_takes_mma(o->s, o->c)) {
         check_rows(d, a, o->q, o->kv, o->out);
         auto run = attention_takes_wgmma(d, o->s, o->c) ? attention_wgmma_forward : attention_mma_forward;
-        run(d, a, (const Bf16 *)o->q, (const Bf16 *)o->kv, first_key, (Bf16 *)o->out, o->lse);
+        run(d, a, (const Bf16 *)o->q, (const Bf16 *)o->kv, (Bf16 *)o->out, o->lse);
         return;
     }
     BY_DTYPE(o->c, T,
              BY_WIDTH(o->s.head_dim, auto kernel = attention_forward_kernel<T, COLUMNS>;
                       LAUNCH_TILES(d, OP_ATTENTION_FORWARD, kernel, grid, BLOCK, tile_bytes(o->s, 3, 1), a,
-                                   (const T *)o->q, (const T *)o->kv, first_key, (T *)o->out, o->lse)));
+                                   (const T *)o->q, (const T *)o->kv, (T *)o->out, o->lse)));
 }
 
 size_t delta_bytes(AttentionShape s) { return (size_t)(s.tokens * s.heads) * sizeof(float); }
 
-/* Returns delta [H, T], in scratch. */
-template <typename T> float *make_delta(Device *d, Attention a, const T *out, const T *dout) {
+/* delta lies in scratch. */
+template <typename T> Gradients<T> gradients_of(Device *d, const AttentionBackwardArgs *o, Attention a) {
     int64_t pairs = a.s.tokens * a.s.heads;
+    const T *dout = (const T *)o->dout;
     float *delta = (float *)cuda_scratch(d, delta_bytes(a.s));
-    LAUNCH(d, OP_ATTENTION_BACKWARD, delta_kernel<T>, blocks_of(pairs, BLOCK / WARP), BLOCK, 0, a, out, dout,
-           delta);
-    return delta;
+    LAUNCH(d, OP_ATTENTION_BACKWARD, delta_kernel<T>, blocks_of(pairs, BLOCK / WARP), BLOCK, 0, a,
+           (const T *)o->out, dout, delta);
+    return {o->lse, delta, dout, (T *)o->dq, o->dkv};
 }
 
-template <typename T, int COLUMNS>
-void run_backward(Device *d, const AttentionBackwardArgs *o, Attention a, const int32_t *first_key) {
-    const T *q = (const T *)o->q, *kv = (const T *)o->kv, *out = (const T *)o->out,
-            *dout = (const T *)o->dout;
-    T *dq = (T *)o->dq;
-    const float *delta = make_delta(d, a, out, dout);
+template <typename T, int COLUMNS> void run_backward(Device *d, const AttentionBackwardArgs *o, Attention a) {
+    const T *q = (const T *)o->q, *kv = (const T *)o->kv;
+    Gradients<T> g = gradients_of<T>(d, o, a);
     size_t bytes = tile_bytes(a.s, 4, 2);
     Grid queries(blocks_of(a.s.tokens, TILE), a.s.heads), keys(blocks_of(a.r.keys, TILE), a.s.kv_heads);
     auto of_queries = query_gradient_kernel<T, COLUMNS>;
     auto of_keys = key_gradient_kernel<T, COLUMNS>;
-    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_queries, queries, BLOCK, bytes, a, q, kv, first_key, o->lse,
-                 delta, dout, dq);
-    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_keys, keys, BLOCK, bytes, a, q, kv, first_key, o->lse, delta,
-                 dout, o->dkv);
+    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_queries, queries, BLOCK, bytes, a, q, kv, g);
+    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_keys, keys, BLOCK, bytes, a, q, kv, g);
 }
 
 void attention_backward(Device *d, const AttentionBackwardArgs *o) {
     if (o->s.tokens == 0) return;
-    Attention a = attention_of(d, o->s, o->r);
-    const int32_t *first_key =
-        firsts_of(d, OP_ATTENTION_BACKWARD, o->s, o->r, o->first_key, delta_bytes(o->s));
+    const int32_t *firsts = firsts_of(d, OP_ATTENTION_BACKWARD, o->s, o->r, o->first_key, delta_bytes(o->s));
+    Attention a = attention_of(d, o->s, o->r, firsts);
     if (attention_takes_mma(o->s, o->c)) {
-        const float *delta = make_delta(d, a, (const Bf16 *)o->out, (const Bf16 *)o->dout);
         check_rows(d, a, o->q, o->kv, o->dout);
         check_rows(d, a, o->dq, o->dkv, o->dout);
         auto run = attention_takes_wgmma(d, o->s, o->c) ? attention_wgmma_backward : attention_mma_backward;
-        run(d, a, (const Bf16 *)o->q, (const Bf16 *)o->kv, first_key,
-            {o->lse, delta, (const Bf16 *)o->dout, (Bf16 *)o->dq, o->dkv});
+        run(d, a, (const Bf16 *)o->q, (const Bf16 *)o->kv, gradients_of<Bf16>(d, o, a));
         return;
     }
-    BY_DTYPE(o->c, T, BY_WIDTH(o->s.head_dim, run_backward<T, COLUMNS>(d, o, a, first_key)));
+    BY_DTYPE(o->c, T, BY_WIDTH(o->s.head_dim, run_backward<T, COLUMNS>(d, o, a)));
 }
 
 void sinks_backward(Device *d, const SinksBackwardArgs *o) {
@@ -456,7 +448,7 @@ void sinks_backward(Device *d, const SinksBackwardArgs *o) {
 
 void attention_decode(Device *d, const AttentionDecodeArgs *o) {
     if (o->s.tokens == 0) return;
-    Attention a = attention_of(d, o->s, attention_whole(o->s));
+    Attention a = attention_of(d, o->s, attention_whole(o->s), NULL);
     Grid grid(o->s.tokens, o->s.heads);
     BY_DTYPE(o->c, T,
              LAUNCH(d, OP_ATTENTION_DECODE, attention_decode_kernel<T>, grid, BLOCK, 0, a, o->start,

@@ -5,14 +5,15 @@
 
 #include "device/cuda/plugin/kernels.cuh"
 
+/* firsts: the first key of each token's document, or of its chunk (attention.cu). */
 struct Attention {
     AttentionShape s;
     float scale;
     AttentionRun r;
+    const int32_t *firsts;
 };
 
-/* The first key that the token at `position` sees. `first` is the first token of its document, or of its
- * chunk (attention.cu). */
+/* The first key that the token at `position` sees. `first` is the first token of its document or chunk. */
 INLINE int64_t window_first(AttentionShape s, int64_t position, int64_t first) {
     return s.window > 0 ? larger(first, position - s.window + 1) : first;
 }
@@ -25,26 +26,22 @@ INLINE int64_t decode_first(AttentionShape s, int64_t position) {
 INLINE float sink_of(Attention a, int64_t head) { return a.s.sinks ? a.s.sinks[head] : -INFINITY; }
 
 /* Arguments of the backward pass. delta is the dot product of out and dout. */
-struct Gradients {
+template <typename T> struct Gradients {
     const float *lse, *delta; /* [H, T] */
-    const Bf16 *dout;
-    Bf16 *dq;
+    const T *dout;
+    T *dq;
     void *dkv;
 };
 
 /* Whether a warp's matrix instructions take these heads: bf16, a multiple of 16 elements, at most 128. */
 bool attention_takes_mma(AttentionShape s, Dtype c);
-void attention_mma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
-                           Bf16 *out, float *lse);
-void attention_mma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
-                            Gradients g);
+void attention_mma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, Bf16 *out, float *lse);
+void attention_mma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, Gradients<Bf16> g);
 
 /* Whether a warpgroup's take them too: compute capability 9.0, 64 or 128 elements, no cap. */
 bool attention_takes_wgmma(Device *d, AttentionShape s, Dtype c);
-void attention_wgmma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
-                             Bf16 *out, float *lse);
-void attention_wgmma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
-                              Gradients g);
+void attention_wgmma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, Bf16 *out, float *lse);
+void attention_wgmma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, Gradients<Bf16> g);
 
 /* A launch with dynamic shared memory. */
 #define LAUNCH_TILES(d, op, kernel, grid, block, bytes, ...)               \

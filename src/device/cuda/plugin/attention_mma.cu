@@ -29,9 +29,9 @@ template <int D> constexpr int PITCH = D + 8;
  * from row `end` on. */
 template <int D, int N>
 INLINE void fetch_tile(const Bf16 *from, int64_t apart, int64_t at, int64_t end, Bf16 *to) {
-    constexpr int PIECE = 8, PIECES = D / PIECE;
-    for (int e = (int)threadIdx.x; e < N * PIECES; e += THREADS) {
-        int r = e / PIECES, i = e % PIECES * PIECE;
+    constexpr int VECTOR = 8, VECTORS = D / VECTOR;
+    for (int e = (int)threadIdx.x; e < N * VECTORS; e += THREADS) {
+        int r = e / VECTORS, i = e % VECTORS * VECTOR;
         bool there = at + r < end;
         copy_async<16>(to + r * PITCH<D> + i, from + (there ? at + r : 0) * apart + i, there);
     }
@@ -84,8 +84,7 @@ template <int M, int D> INLINE void add_weighted(Sums<D> &sums, const Left<M> &w
 
 template <int D>
 __global__ void __launch_bounds__(THREADS)
-    mma_forward_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, const int32_t *first_key,
-                       Bf16 *out, float *lse) {
+    mma_forward_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, Bf16 *out, float *lse) {
     DYNAMIC_SHARED(room);
     constexpr int TILE = STEP * PITCH<D>;
     Bf16 *tiles = (Bf16 *)room; /* keys and values of even steps, then of odd ones */
@@ -96,7 +95,7 @@ __global__ void __launch_bounds__(THREADS)
         fetch_tile<D, STEP>(k_head, a.r.kv_row, key, a.r.keys, to);
         fetch_tile<D, STEP>(v_head, a.r.kv_row, key, a.r.keys, to + TILE);
     };
-    Seen v = seen_by(a, first_key, first, ROWS, warp_row() + lane_row(), STEP);
+    KeyRange v = keys_seen_by(a, first, ROWS, STEP);
     fetch(v.start, tiles);
     Left<D> q;
     q.load(queries + head * D, a.r.q_row, first + warp_row(), a.s.tokens);
@@ -119,15 +118,14 @@ __global__ void __launch_bounds__(THREADS)
         shrink_results(o, shrink);
         add_weighted(o, rounded(s), k + TILE);
     }
-    write_results(a, soft, o, head, first + warp_row(), out, lse);
+    write_results(a, soft, o, first + warp_row(), out + head * D, lse + head * a.s.tokens);
 }
 
 /* ---- backward ---- */
 
 template <int D>
 __global__ void __launch_bounds__(THREADS)
-    mma_query_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, const int32_t *first_key,
-                              Gradients g) {
+    mma_query_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, Gradients<Bf16> g) {
     DYNAMIC_SHARED(room);
     constexpr int TILE = SHORT_STEP * PITCH<D>;
     Bf16 *tiles = (Bf16 *)room; /* as in the forward pass */
@@ -137,7 +135,7 @@ __global__ void __launch_bounds__(THREADS)
         fetch_tile<D, SHORT_STEP>(k_head, a.r.kv_row, key, a.r.keys, to);
         fetch_tile<D, SHORT_STEP>(v_head, a.r.kv_row, key, a.r.keys, to + TILE);
     };
-    Seen v = seen_by(a, first_key, first, ROWS, warp_row() + lane_row(), SHORT_STEP);
+    KeyRange v = keys_seen_by(a, first, ROWS, SHORT_STEP);
     fetch(v.start, tiles);
     Left<D> q, dout;
     q.load(queries + head * D, a.r.q_row, first + warp_row(), tokens);
@@ -179,21 +177,20 @@ __global__ void __launch_bounds__(THREADS)
  * there are zeros, which add nothing. */
 template <int D>
 __global__ void __launch_bounds__(THREADS)
-    mma_key_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, const int32_t *first_key,
-                            Gradients g) {
+    mma_key_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, Gradients<Bf16> g) {
     DYNAMIC_SHARED(room);
     constexpr int TILE = SHORT_STEP * PITCH<D>, OWN = ROWS * PITCH<D>;
-    constexpr int TURN = /* bytes of a step's queries, dout and facts */
+    constexpr int SLOT = /* bytes of a step's queries, dout and facts */
         2 * TILE * (int)sizeof(Bf16) + Facts<SHORT_STEP>::BYTES;
     Bf16 *k = (Bf16 *)room, *v = k + OWN;
-    char *turns = room + 2 * OWN * sizeof(Bf16);
+    char *slots = room + 2 * OWN * sizeof(Bf16);
     int64_t tokens = a.s.tokens, first = (int64_t)blockIdx.x * ROWS, kv = blockIdx.y,
             width = (int64_t)a.s.kv_heads * D;
-    auto fetch = [&](Walk w, char *turn) {
-        fetch_tile<D, SHORT_STEP>(queries + w.head * D, a.r.q_row, w.at, tokens, (Bf16 *)turn);
+    auto fetch = [&](Walk w, char *slot) {
+        fetch_tile<D, SHORT_STEP>(queries + w.head * D, a.r.q_row, w.at, tokens, (Bf16 *)slot);
         fetch_tile<D, SHORT_STEP>(g.dout + w.head * D, (int64_t)a.s.heads * D, w.at, tokens,
-                                  (Bf16 *)turn + TILE);
-        Facts<SHORT_STEP>::in(turn + 2 * TILE * sizeof(Bf16)).fetch(a, g, first_key, w.head, w.at);
+                                  (Bf16 *)slot + TILE);
+        Facts<SHORT_STEP>::in(slot + 2 * TILE * sizeof(Bf16)).fetch(a, g, w.head, w.at);
     };
     Sums<D> dk, dv;
     float unit = unit_of(a);
@@ -201,17 +198,17 @@ __global__ void __launch_bounds__(THREADS)
     dv.clear();
     fetch_tile<D, ROWS>(keys + kv * D, a.r.kv_row, first, a.r.keys, k);
     fetch_tile<D, ROWS>(keys + kv * D + width, a.r.kv_row, first, a.r.keys, v);
-    Walk w = walk_of(a, first_key, first, ROWS, kv, SHORT_STEP);
-    if (w.steps > 0) fetch(w, turns);
+    Walk w = walk_of(a, first, ROWS, kv, SHORT_STEP);
+    if (w.steps > 0) fetch(w, slots);
     for (int step = 0; step < w.steps; step++) {
-        char *turn = turns + step % 2 * TURN;
-        const Bf16 *q = (Bf16 *)turn, *dout = q + TILE;
-        Facts<SHORT_STEP> f = Facts<SHORT_STEP>::in(turn + 2 * TILE * sizeof(Bf16));
+        char *slot = slots + step % 2 * SLOT;
+        const Bf16 *q = (Bf16 *)slot, *dout = q + TILE;
+        Facts<SHORT_STEP> f = Facts<SHORT_STEP>::in(slot + 2 * TILE * sizeof(Bf16));
         int64_t here = w.at;
         copies_wait();
         __syncthreads();
         w.advance(SHORT_STEP);
-        if (step + 1 < w.steps) fetch(w, turns + (step + 1) % 2 * TURN);
+        if (step + 1 < w.steps) fetch(w, slots + (step + 1) % 2 * SLOT);
         Sums<SHORT_STEP> s, ds;
         s.clear();
         ds.clear();
@@ -224,7 +221,7 @@ __global__ void __launch_bounds__(THREADS)
             add_dots<D>(ds, left, dout, i * 16);
         }
         cap_scores(a, s);
-        hide_unseen(a, f, first, ROWS, warp_row() + lane_row(), here, s);
+        hide_unseen(a, f, first, ROWS, here, s);
 #pragma unroll
         for (int n = 0; n < SHORT_STEP / 8; n++)
 #pragma unroll
@@ -280,18 +277,16 @@ bool attention_takes_mma(AttentionShape s, Dtype c) {
     return c == DTYPE_BF16 && s.head_dim % 16 == 0 && s.head_dim <= 128;
 }
 
-void attention_mma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
-                           Bf16 *out, float *lse) {
+void attention_mma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, Bf16 *out, float *lse) {
     Grid grid(blocks_of(a.s.tokens, ROWS), a.s.heads);
     BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_FORWARD, mma_forward_kernel<D>, grid, THREADS,
-                                       forward_bytes(D), a, q, kv, first_key, out, lse));
+                                       forward_bytes(D), a, q, kv, out, lse));
 }
 
-void attention_mma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
-                            Gradients g) {
+void attention_mma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, Gradients<Bf16> g) {
     Grid queries(blocks_of(a.s.tokens, ROWS), a.s.heads), keys(blocks_of(a.r.keys, ROWS), a.s.kv_heads);
     BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, mma_query_gradient_kernel<D>, queries,
-                                       THREADS, query_gradient_bytes(D), a, q, kv, first_key, g));
+                                       THREADS, query_gradient_bytes(D), a, q, kv, g));
     BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, mma_key_gradient_kernel<D>, keys, THREADS,
-                                       key_gradient_bytes(D), a, q, kv, first_key, g));
+                                       key_gradient_bytes(D), a, q, kv, g));
 }

@@ -92,41 +92,41 @@ template <int N> INLINE void cap_scores(Attention a, Sums<N> &s) {
 
 /* What the queries of a block see of the keys, which are taken in steps, and how far back each of the lane's
  * two queries sees. Positions are below 2^31, as first keys are. */
-struct Seen {
+struct KeyRange {
     int from, end, start; /* queries from .. end-1; start: the first step of keys that they see */
     int whole;            /* all of them see keys whole .. from */
     int lowest[2], token[2];
 };
-/* For `rows` queries from `first` on; the lane has queries `own` and `own` + 8 of them. A row past the last
- * query sees the keys of the last query, and is not written. */
-INLINE Seen seen_by(Attention a, const int32_t *first_key, int64_t first, int rows, int own, int step) {
-    Seen v;
-    auto lowest = [&](int token) { return (int)window_first(a.s, token, first_key[token]); };
+/* For a block's `rows` queries from `first` on. A row past the last query sees the keys of the last query,
+ * and is not written. */
+INLINE KeyRange keys_seen_by(Attention a, int64_t first, int rows, int step) {
+    KeyRange v;
+    auto lowest = [&](int token) { return (int)window_first(a.s, token, a.firsts[token]); };
     v.end = (int)(a.r.first + smaller(first + rows, a.s.tokens));
     v.from = (int)smaller(a.r.first + first, v.end - 1);
     v.start = lowest(v.from) / step * step;
     v.whole = lowest(v.end - 1);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        v.token[r] = (int)smaller(v.from + own + r * 8, v.end - 1);
+        v.token[r] = (int)smaller(v.from + (warp_row() + lane_row()) + r * 8, v.end - 1);
         v.lowest[r] = lowest(v.token[r]);
     }
     return v;
 }
 /* Whether all queries see all keys of the step that begins at `key`. */
-INLINE bool sees_all(Seen v, int key, int step) { return key >= v.whole && key + step - 1 <= v.from; }
+INLINE bool sees_all(KeyRange v, int key, int step) { return key >= v.whole && key + step - 1 <= v.from; }
 
 /* Keys of a step that the lane's query r sees: first[r] .. last[r], counted from the start of the step. */
 struct Window {
     int first[2], last[2];
     INLINE bool sees(int r, int column) const { return column >= first[r] && column <= last[r]; }
 };
-INLINE Window window_of(Seen v, int key) {
+INLINE Window window_of(KeyRange v, int key) {
     return {{v.lowest[0] - key, v.lowest[1] - key}, {v.token[0] - key, v.token[1] - key}};
 }
 
 /* Sets the scores of keys that a query does not see to minus infinity. */
-template <int N> INLINE void hide_unseen(Seen v, int key, Sums<N> &s) {
+template <int N> INLINE void hide_unseen(KeyRange v, int key, Sums<N> &s) {
     if (sees_all(v, key, N)) return;
     Window w = window_of(v, key);
 #pragma unroll
@@ -177,25 +177,24 @@ template <int D> INLINE void shrink_results(Sums<D> &o, const float (&shrink)[2]
     if (__ballot_sync(0xffffffffu, shrink[0] != 1 || shrink[1] != 1)) o.scale(shrink[0], shrink[1]);
 }
 
-/* Writes rows of results, and the logarithms of their sums; `row` is the first row of the warp. */
+/* Writes rows of one head's results, and the logarithms of their sums; `row` is the first row of the warp. */
 template <int D>
-INLINE void write_results(Attention a, Softmax soft, Sums<D> &o, int64_t head, int64_t row, Bf16 *out,
-                          float *lse) {
+INLINE void write_results(Attention a, Softmax soft, Sums<D> &o, int64_t row, Bf16 *out, float *lse) {
     float sum[2] = {lanes_sum(soft.sum[0], 4), lanes_sum(soft.sum[1], 4)};
     o.scale(1 / sum[0], 1 / sum[1]);
-    o.write(out + head * D, (int64_t)a.s.heads * D, row, a.s.tokens);
+    o.write(out, (int64_t)a.s.heads * D, row, a.s.tokens);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int64_t t = row + lane_row() + r * 8;
-        if (lane_column() == 0 && t < a.s.tokens)
-            lse[head * a.s.tokens + t] = soft.most[r] * LN_2 + logf(sum[r]);
+        if (lane_column() == 0 && t < a.s.tokens) lse[t] = soft.most[r] * LN_2 + logf(sum[r]);
     }
 }
 
 /* ---- gradients ---- */
 
 /* lse and delta of the lane's two queries. */
-INLINE void row_facts(Attention a, Seen v, Gradients g, int64_t head, float (&lse)[2], float (&delta)[2]) {
+INLINE void row_facts(Attention a, KeyRange v, const Gradients<Bf16> &g, int64_t head, float (&lse)[2],
+                      float (&delta)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int64_t at = head * a.s.tokens + v.token[r] - a.r.first;
@@ -226,24 +225,24 @@ template <int N> struct Facts {
         return {f, f + N, (int32_t *)(f + 2 * N)};
     }
     /* Begins the copies for queries from `at` on; zeros past the last query. */
-    INLINE void fetch(Attention a, const Gradients &g, const int32_t *first, int64_t head, int64_t at) {
+    INLINE void fetch(Attention a, const Gradients<Bf16> &g, int64_t head, int64_t at) {
         int i = (int)threadIdx.x;
         if (i >= N) return;
         bool there = at + i < a.s.tokens;
         int64_t t = there ? at + i : 0;
         copy_async<4>(lse + i, g.lse + head * a.s.tokens + t, there);
         copy_async<4>(delta + i, g.delta + head * a.s.tokens + t, there);
-        copy_async<4>(first_key + i, first + a.r.first + t, there);
+        copy_async<4>(first_key + i, a.firsts + a.r.first + t, there);
     }
 };
 
 /* Returns the first step of queries, from `low` on, whose first query sees no key up to `last`. Later steps
  * see none either, since first keys never decrease. */
-INLINE int64_t steps_that_see(Attention a, const int32_t *first_key, int64_t low, int64_t last, int step) {
+INLINE int64_t steps_that_see(Attention a, int64_t low, int64_t last, int step) {
     int64_t high = (a.s.tokens + step - 1) / step;
     while (low < high) {
         int64_t middle = (low + high) / 2, token = a.r.first + middle * step;
-        if (window_first(a.s, token, first_key[token]) <= last)
+        if (window_first(a.s, token, a.firsts[token]) <= last)
             low = middle + 1;
         else
             high = middle;
@@ -251,15 +250,15 @@ INLINE int64_t steps_that_see(Attention a, const int32_t *first_key, int64_t low
     return low;
 }
 
-/* The same for a block's `rows` keys from `first` on (the lane has keys `own` and `own` + 8) and a step's
- * queries from `at` of the range on. A query sees its window up to its own key. */
+/* The same for a block's `rows` keys from `first` on and a step's queries from `at` of the range on. A query
+ * sees its window up to its own key. */
 template <int N>
-INLINE void hide_unseen(Attention a, Facts<N> f, int64_t first, int rows, int own, int64_t at, Sums<N> &s) {
+INLINE void hide_unseen(Attention a, Facts<N> f, int64_t first, int rows, int64_t at, Sums<N> &s) {
     int64_t token = a.r.first + at, last = token + N - 1;
     if (at + N <= a.s.tokens && token >= first + rows - 1 &&
         window_first(a.s, last, f.first_key[N - 1]) <= first)
         return;
-    int window = (int)smaller(a.s.window, INT32_MAX), key = (int)(first - token) + own;
+    int window = (int)smaller(a.s.window, INT32_MAX), key = (int)(first - token) + (warp_row() + lane_row());
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
@@ -283,16 +282,16 @@ struct Walk {
     }
 };
 /* For `rows` keys from `first` on. */
-INLINE Walk walk_of(Attention a, const int32_t *first_key, int64_t first, int rows, int64_t kv, int step) {
+INLINE Walk walk_of(Attention a, int64_t first, int rows, int64_t kv, int step) {
     int64_t begin = first > a.r.first ? (first - a.r.first) / step : 0; /* the first step that sees them */
-    int64_t end = steps_that_see(a, first_key, begin, smaller(first + rows, a.r.keys) - 1, step);
+    int64_t end = steps_that_see(a, begin, smaller(first + rows, a.r.keys) - 1, step);
     int group = a.s.heads / a.s.kv_heads;
     return {begin * step, end * step, kv * group, begin * step, (int)(group * larger(end - begin, 0))};
 }
 
 /* Writes the gradients of one head's keys and values; `row` is the first row of the warp. */
 template <int D>
-INLINE void write_key_gradients(Attention a, Gradients g, Sums<D> &dk, const Sums<D> &dv, int64_t kv,
+INLINE void write_key_gradients(Attention a, Gradients<Bf16> g, Sums<D> &dk, const Sums<D> &dv, int64_t kv,
                                 int64_t row) {
     int64_t width = (int64_t)a.s.kv_heads * D;
     dk.scale(a.scale, a.scale);

@@ -29,9 +29,9 @@ template <int D> constexpr int TILE = STEP *D;
  * on. A thread copies one column of 16-byte segments. */
 template <int D>
 INLINE void fetch_panels(const Bf16 *from, int64_t apart, int64_t at, int64_t end, Bf16 *to) {
-    constexpr int PIECES = D / 8, AT_ONCE = THREADS / PIECES;
+    constexpr int VECTORS = D / 8, AT_ONCE = THREADS / VECTORS;
     static_assert(AT_ONCE % 8 == 0 && STEP % AT_ONCE == 0, "rows of a thread lie alike in panels");
-    int r = (int)threadIdx.x / PIECES, i = (int)threadIdx.x % PIECES;
+    int r = (int)threadIdx.x / VECTORS, i = (int)threadIdx.x % VECTORS;
     int there = (int)smaller(end - at, STEP) - r;
     const Bf16 *row = from + (at + r) * apart + i * 8;
     to += place_in_panels(STEP, r, i);
@@ -82,14 +82,13 @@ template <int LEFT, int N> INLINE void wait_for(Sums<N> &sums) {
 
 template <int D>
 __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)
-    wgmma_forward_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, const int32_t *first_key,
-                         Bf16 *out, float *lse) {
+    wgmma_forward_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, Bf16 *out, float *lse) {
     PANELS(room);
     Bf16 *k = (Bf16 *)room, *v = k + 2 * TILE<D>; /* two slots of each */
     /* Blocks of the longest rows start first. */
     int64_t first = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y;
     const Bf16 *k_head = keys + head / (a.s.heads / a.s.kv_heads) * D, *v_head = k_head + a.s.kv_heads * D;
-    Seen seen = seen_by(a, first_key, first, ROWS, warp_row() + lane_row(), STEP);
+    KeyRange seen = keys_seen_by(a, first, ROWS, STEP);
     int steps = (seen.end - seen.start + STEP - 1) / STEP;
     auto fetch = [&](const Bf16 *from, int step, Bf16 *slots) {
         if (step < steps)
@@ -128,20 +127,19 @@ __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)
     begin_weighted(o, rounded(s), tile_of(v + (steps - 1) % 2 * TILE<D>));
     group_end();
     wait_for<0>(o);
-    write_results(a, soft, o, head, first + warp_row(), out, lse);
+    write_results(a, soft, o, first + warp_row(), out + head * D, lse + head * a.s.tokens);
 }
 
 /* ---- backward ---- */
 
 template <int D>
 __global__ void __launch_bounds__(THREADS, 2)
-    wgmma_query_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, const int32_t *first_key,
-                                Gradients g) {
+    wgmma_query_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, Gradients<Bf16> g) {
     PANELS(room);
     Bf16 *k = (Bf16 *)room, *v = k + 3 * TILE<D>; /* three slots of keys, two of values */
     int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y;
     const Bf16 *k_head = keys + head / (a.s.heads / a.s.kv_heads) * D, *v_head = k_head + a.s.kv_heads * D;
-    Seen seen = seen_by(a, first_key, first, ROWS, warp_row() + lane_row(), STEP);
+    KeyRange seen = keys_seen_by(a, first, ROWS, STEP);
     int steps = (seen.end - seen.start + STEP - 1) / STEP;
     auto fetch = [&](int step) {
         int key = seen.start + step * STEP;
@@ -188,47 +186,46 @@ __global__ void __launch_bounds__(THREADS, 2)
 }
 
 /* Bytes of a slot: queries, dout and facts. */
-template <int D> constexpr int TURN = 2 * TILE<D> *(int)sizeof(Bf16) + 1024;
+template <int D> constexpr int SLOT = 2 * TILE<D> *(int)sizeof(Bf16) + 1024;
 static_assert(Facts<STEP>::BYTES <= 1024, "facts lie behind panels, and panels behind them");
 
 /* A block walks over all heads of its group, and for each over the steps of queries. Past the last query
  * there are zeros, which add nothing. */
 template <int D>
 __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)
-    wgmma_key_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, const int32_t *first_key,
-                              Gradients g) {
+    wgmma_key_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, Gradients<Bf16> g) {
     PANELS(room);
     Bf16 *k = (Bf16 *)room, *v = k + TILE<D>;
-    char *turns = room + 2 * TILE<D> * sizeof(Bf16); /* two slots */
+    char *slots = room + 2 * TILE<D> * sizeof(Bf16); /* two slots */
     int64_t tokens = a.s.tokens, first = (int64_t)blockIdx.x * ROWS, kv = blockIdx.y,
             width = (int64_t)a.s.kv_heads * D;
-    auto facts_in = [&](char *turn) { return Facts<STEP>::in(turn + 2 * TILE<D> * sizeof(Bf16)); };
-    auto fetch = [&](Walk w, char *turn) {
-        fetch_panels<D>(queries + w.head * D, a.r.q_row, w.at, tokens, (Bf16 *)turn);
-        fetch_panels<D>(g.dout + w.head * D, (int64_t)a.s.heads * D, w.at, tokens, (Bf16 *)turn + TILE<D>);
-        facts_in(turn).fetch(a, g, first_key, w.head, w.at);
+    auto facts_in = [&](char *slot) { return Facts<STEP>::in(slot + 2 * TILE<D> * sizeof(Bf16)); };
+    auto fetch = [&](Walk w, char *slot) {
+        fetch_panels<D>(queries + w.head * D, a.r.q_row, w.at, tokens, (Bf16 *)slot);
+        fetch_panels<D>(g.dout + w.head * D, (int64_t)a.s.heads * D, w.at, tokens, (Bf16 *)slot + TILE<D>);
+        facts_in(slot).fetch(a, g, w.head, w.at);
     };
     fetch_panels<D>(keys + kv * D, a.r.kv_row, first, a.r.keys, k);
     fetch_panels<D>(keys + kv * D + width, a.r.kv_row, first, a.r.keys, v);
-    Walk w = walk_of(a, first_key, first, ROWS, kv, STEP);
-    if (w.steps > 0) fetch(w, turns);
+    Walk w = walk_of(a, first, ROWS, kv, STEP);
+    if (w.steps > 0) fetch(w, slots);
     Sums<STEP> s, ds;
     Sums<D> dk, dv;
     float unit = unit_of(a);
     dk.clear();
     dv.clear();
     for (int step = 0; step < w.steps; step++) {
-        char *turn = turns + step % 2 * TURN<D>;
-        const Bf16 *q = (Bf16 *)turn, *dout = q + TILE<D>;
-        Facts<STEP> f = facts_in(turn);
+        char *slot = slots + step % 2 * SLOT<D>;
+        const Bf16 *q = (Bf16 *)slot, *dout = q + TILE<D>;
+        Facts<STEP> f = facts_in(slot);
         int64_t here = w.at;
         step_is_there();
         w.advance(STEP);
-        if (step + 1 < w.steps) fetch(w, turns + (step + 1) % 2 * TURN<D>);
+        if (step + 1 < w.steps) fetch(w, slots + (step + 1) % 2 * SLOT<D>);
         begin_dots<D>(s, tile_of(k), tile_of(q));
         begin_dots<D>(ds, tile_of(v), tile_of(dout));
         wait_for<1>(s);
-        hide_unseen(a, f, first, ROWS, warp_row() + lane_row(), here, s);
+        hide_unseen(a, f, first, ROWS, here, s);
 #pragma unroll
         for (int n = 0; n < STEP / 8; n++)
 #pragma unroll
@@ -272,18 +269,16 @@ bool attention_takes_wgmma(Device *d, AttentionShape s, Dtype c) {
     return cuda_chip(d) == 90 && c == DTYPE_BF16 && (s.head_dim == 64 || s.head_dim == 128) && s.cap <= 0;
 }
 
-void attention_wgmma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
-                             Bf16 *out, float *lse) {
+void attention_wgmma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, Bf16 *out, float *lse) {
     Grid grid(blocks_of(a.s.tokens, ROWS), a.s.heads);
     BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_FORWARD, wgmma_forward_kernel<D>, grid, THREADS,
-                                       tiles_bytes<D>(4), a, q, kv, first_key, out, lse));
+                                       tiles_bytes<D>(4), a, q, kv, out, lse));
 }
 
-void attention_wgmma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
-                              Gradients g) {
+void attention_wgmma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, Gradients<Bf16> g) {
     Grid queries(blocks_of(a.s.tokens, ROWS), a.s.heads), keys(blocks_of(a.r.keys, ROWS), a.s.kv_heads);
     BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, wgmma_query_gradient_kernel<D>, queries,
-                                       THREADS, tiles_bytes<D>(5), a, q, kv, first_key, g));
+                                       THREADS, tiles_bytes<D>(5), a, q, kv, g));
     BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, wgmma_key_gradient_kernel<D>, keys, THREADS,
-                                       tiles_bytes<D>(2) + 2 * TURN<D>, a, q, kv, first_key, g));
+                                       tiles_bytes<D>(2) + 2 * SLOT<D>, a, q, kv, g));
 }

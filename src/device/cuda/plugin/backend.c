@@ -372,19 +372,10 @@ static void gemm(Device *d, const GemmArgs *o) {
         split_k_gemm(d, o);
         return;
     }
-    ProductShape p = {.trans_a = o->trans_a,
-                      .trans_b = o->trans_b,
-                      .m = o->m,
-                      .n = o->n,
-                      .k = o->k,
-                      .ldc = o->ldc,
-                      .ab_type = o->ab_type,
-                      .c_type = o->c_type};
-    char problem[200] = "";
     void *workspace = cuda_scratch(d, cuda_products_workspace());
-    if (!products_run(backend_of(d)->products, &p, o->a, o->b, o->c, o->accumulate, workspace, cuda_stream(d),
-                      problem, sizeof problem))
-        cuda_fatal(d, "gemm %lld x %lld x %lld, %s to %s%s%s: %s", (long long)o->m, (long long)o->n,
+    const char *problem = products_run(backend_of(d)->products, o, workspace, cuda_stream(d));
+    if (problem)
+        cuda_fatal(d, "gemm %lld x %lld x %lld, %s to %s%s%s: cuBLASLt: %s", (long long)o->m, (long long)o->n,
                    (long long)o->k, o->ab_type == DTYPE_F32 ? "fp32" : "bf16",
                    o->c_type == DTYPE_F32 ? "fp32" : "bf16", o->trans_a ? ", A transposed" : "",
                    o->trans_b ? ", B transposed" : "", problem);

@@ -84,46 +84,44 @@ INLINE void activation(Activation f, float z, float *value, float *slope) {
 }
 
 /* A row of x is the gate, followed by up if `gated`. */
-template <typename T>
-__global__ void activation_forward_kernel(Activation f, bool gated, int64_t tokens, int64_t inter, const T *x,
-                                          T *act) {
+template <typename T> __global__ void activation_forward_kernel(const ActivationForwardArgs o) {
     constexpr int N = AT_ONCE<T>;
-    Place at = place_of<N>(inter);
-    if (at.row >= tokens) return;
-    x += at.row * (gated ? 2 * inter : inter);
-    Pack<T, N> gate = load_pack<N>(x, at.column, inter), up = {}, out = {};
-    if (gated) up = load_pack<N>(x + inter, at.column, inter);
+    Place at = place_of<N>(o.inter);
+    if (at.row >= o.tokens) return;
+    const T *x = (const T *)o.x + at.row * (o.gated ? 2 * o.inter : o.inter);
+    Pack<T, N> gate = load_pack<N>(x, at.column, o.inter), up = {}, out = {};
+    if (o.gated) up = load_pack<N>(x + o.inter, at.column, o.inter);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float value, slope;
-        activation(f, get(gate, i), &value, &slope);
-        put(out, i, gated ? value * get(up, i) : value);
+        activation(o.f, get(gate, i), &value, &slope);
+        put(out, i, o.gated ? value * get(up, i) : value);
     }
-    store_pack(act + at.row * inter, at.column, inter, out);
+    store_pack((T *)o.act + at.row * o.inter, at.column, o.inter, out);
 }
 
 /* dact may be act's memory. */
-template <typename T>
-__global__ void activation_backward_kernel(Activation f, bool gated, int64_t tokens, int64_t inter,
-                                           const T *x, const T *dact, T *dx, T *act) {
+template <typename T> __global__ void activation_backward_kernel(const ActivationBackwardArgs o) {
     constexpr int N = AT_ONCE<T>;
-    Place at = place_of<N>(inter);
-    if (at.row >= tokens) return;
-    int64_t wide = at.row * (gated ? 2 * inter : inter), own = at.row * inter;
-    Pack<T, N> gate = load_pack<N>(x + wide, at.column, inter), up = {}, dup = {};
-    Pack<T, N> grad = load_pack<N>(dact + own, at.column, inter), out = {};
-    if (gated) up = load_pack<N>(x + wide + inter, at.column, inter);
+    Place at = place_of<N>(o.inter);
+    if (at.row >= o.tokens) return;
+    int64_t inter = o.inter, wide = at.row * (o.gated ? 2 * inter : inter), own = at.row * inter;
+    const T *x = (const T *)o.x + wide;
+    T *dx = (T *)o.dx + wide;
+    Pack<T, N> gate = load_pack<N>(x, at.column, inter), up = {}, dup = {};
+    Pack<T, N> grad = load_pack<N>((const T *)o.dact + own, at.column, inter), out = {};
+    if (o.gated) up = load_pack<N>(x + inter, at.column, inter);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float value, slope, u = gated ? get(up, i) : 1, g = get(grad, i);
-        activation(f, get(gate, i), &value, &slope);
+        float value, slope, u = o.gated ? get(up, i) : 1, g = get(grad, i);
+        activation(o.f, get(gate, i), &value, &slope);
         put(gate, i, g * u * slope);
         put(dup, i, g * value);
         put(out, i, value * u);
     }
-    store_pack(dx + wide, at.column, inter, gate);
-    if (gated) store_pack(dx + wide + inter, at.column, inter, dup);
-    store_pack(act + own, at.column, inter, out);
+    store_pack(dx, at.column, inter, gate);
+    if (o.gated) store_pack(dx + inter, at.column, inter, dup);
+    store_pack((T *)o.act + own, at.column, inter, out);
 }
 
 /* For a gate and its up: the value, and its derivatives with respect to both. */
@@ -260,18 +258,18 @@ template <typename T> INLINE float turned(const float *angles, int width, bool i
 }
 
 /* A row is a head's q, k or v of a token. The rotated part is read pair by pair. */
-template <typename T>
-__global__ void latent_forward_kernel(LatentShape s, const T *q, const T *own, const T *key,
-                                      const int32_t *positions, const float *cos_sin, T *qkv) {
+template <typename T> __global__ void latent_forward_kernel(const LatentForwardArgs o) {
     constexpr int N = AT_ONCE<T>;
+    LatentShape s = o.s;
     int dim = s.plain + s.turned, each = s.plain + s.value;
     Place at = place_of<N>(dim);
     int64_t head = at.row % s.heads, which = at.row / s.heads % 3, t = at.row / s.heads / 3;
     if (t >= s.tokens) return;
-    const float *angles = cos_sin + (int64_t)positions[t] * s.turned;
-    const T *mine = own + (t * s.heads + head) * each, *query = q + t * s.q_row + head * dim;
+    const float *angles = o.cos_sin + (int64_t)o.positions[t] * s.turned;
+    const T *mine = (const T *)o.own + (t * s.heads + head) * each,
+            *query = (const T *)o.q + t * s.q_row + head * dim;
     const T *copied = which == 0 ? query : which == 1 ? mine : mine + s.plain;
-    const T *pairs = which == 0 ? query + s.plain : key + t * s.key_row;
+    const T *pairs = which == 0 ? query + s.plain : (const T *)o.key + t * s.key_row;
     Pack<T, N> x = load_pack<N>(copied, at.column, which == 2 ? s.value : s.plain);
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -279,7 +277,7 @@ __global__ void latent_forward_kernel(LatentShape s, const T *q, const T *own, c
         if (which < 2 && pair >= 0 && pair < s.turned)
             put(x, i, turned(angles, s.turned, false, pairs, pair));
     }
-    store_pack(qkv + at.row * dim, at.column, dim, x);
+    store_pack((T *)o.qkv + at.row * dim, at.column, dim, x);
 }
 
 constexpr int LEVELS = 7; /* 2^6 splits */
@@ -311,17 +309,16 @@ template <int N> __host__ __device__ LatentParts latent_parts(LatentShape s) {
     return {queries, own, queries + own + s.turned};
 }
 
-template <typename T>
-__global__ void latent_backward_kernel(LatentShape s, const T *dqkv, const int32_t *positions,
-                                       const float *cos_sin, T *dq, T *down, void *dkey) {
+template <typename T> __global__ void latent_backward_kernel(const LatentBackwardArgs o) {
     constexpr int N = AT_ONCE<T>;
+    LatentShape s = o.s;
     LatentParts parts = latent_parts<N>(s);
     int64_t t = element() / parts.all, x = element() % parts.all;
     if (t >= s.tokens) return;
     int dim = s.plain + s.turned, each = s.plain + s.value;
     int64_t width = (int64_t)s.heads * dim;
-    const float *angles = cos_sin + (int64_t)positions[t] * s.turned;
-    const T *from = dqkv + t * 3 * width;
+    const float *angles = o.cos_sin + (int64_t)o.positions[t] * s.turned;
+    const T *from = (const T *)o.dqkv + t * 3 * width;
     if (x < parts.queries) {
         int64_t packs = parts.queries / s.heads, head = x / packs, column = x % packs * N;
         const T *query = from + head * dim;
@@ -332,7 +329,7 @@ __global__ void latent_backward_kernel(LatentShape s, const T *dqkv, const int32
             if (pair >= 0 && pair < s.turned)
                 put(grad, i, turned(angles, s.turned, true, query + s.plain, pair));
         }
-        store_pack(dq + t * s.q_row + head * dim, column, dim, grad);
+        store_pack((T *)o.dq + t * s.q_row + head * dim, column, dim, grad);
     } else if (x < parts.queries + parts.own) {
         x -= parts.queries;
         int64_t packs = parts.own / s.heads, head = x / packs, column = x % packs * N;
@@ -348,14 +345,14 @@ __global__ void latent_backward_kernel(LatentShape s, const T *dqkv, const int32
                 if (more >= 0 && more < s.value) take(grad, i, value + more);
             }
         }
-        store_pack(down + (t * s.heads + head) * each, column, each, grad);
+        store_pack((T *)o.down + (t * s.heads + head) * each, column, each, grad);
     } else {
         int i = (int)(x - parts.queries - parts.own);
         float sum = common_sum(s, angles, from + width, i);
         if (s.partial)
-            ((float *)dkey)[t * s.key_row + i] = sum;
+            store((float *)o.dkey, t * s.key_row + i, sum);
         else
-            store((T *)dkey, t * s.key_row + i, sum);
+            store((T *)o.dkey, t * s.key_row + i, sum);
     }
 }
 
@@ -413,7 +410,7 @@ void activation_forward(Device *d, const ActivationForwardArgs *o) {
     else
         BY_DTYPE(o->c, T, auto kernel = activation_forward_kernel<T>;
                  LAUNCH(d, OP_ACTIVATION_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(o->tokens, o->inter),
-                        BLOCK, 0, o->f, o->gated, o->tokens, o->inter, (const T *)o->x, (T *)o->act));
+                        BLOCK, 0, *o));
 }
 
 void activation_backward(Device *d, const ActivationBackwardArgs *o) {
@@ -426,8 +423,7 @@ void activation_backward(Device *d, const ActivationBackwardArgs *o) {
     else
         BY_DTYPE(o->c, T, auto kernel = activation_backward_kernel<T>;
                  LAUNCH(d, OP_ACTIVATION_BACKWARD, kernel, blocks_of_packs<AT_ONCE<T>>(o->tokens, o->inter),
-                        BLOCK, 0, o->f, o->gated, o->tokens, o->inter, (const T *)o->x, (const T *)o->dact,
-                        (T *)o->dx, (T *)o->act));
+                        BLOCK, 0, *o));
 }
 
 void rope(Device *d, const RopeArgs *o) {
@@ -457,17 +453,14 @@ void latent_forward(Device *d, const LatentForwardArgs *o) {
     int64_t heads = o->s.tokens * 3 * o->s.heads, dim = latent_head(o->s);
     if (heads == 0) return;
     BY_DTYPE(o->c, T, auto kernel = latent_forward_kernel<T>;
-             LAUNCH(d, OP_LATENT_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(heads, dim), BLOCK, 0, o->s,
-                    (const T *)o->q, (const T *)o->own, (const T *)o->key, o->positions, o->cos_sin,
-                    (T *)o->qkv));
+             LAUNCH(d, OP_LATENT_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(heads, dim), BLOCK, 0, *o));
 }
 
 void latent_backward(Device *d, const LatentBackwardArgs *o) {
     if (o->s.tokens * o->s.heads == 0) return;
     BY_DTYPE(o->c, T, auto kernel = latent_backward_kernel<T>;
              int64_t threads = o->s.tokens * latent_parts<AT_ONCE<T>>(o->s).all;
-             LAUNCH(d, OP_LATENT_BACKWARD, kernel, blocks_of(threads, BLOCK), BLOCK, 0, o->s,
-                    (const T *)o->dqkv, o->positions, o->cos_sin, (T *)o->dq, (T *)o->down, o->dkey));
+             LAUNCH(d, OP_LATENT_BACKWARD, kernel, blocks_of(threads, BLOCK), BLOCK, 0, *o));
 }
 
 } // namespace

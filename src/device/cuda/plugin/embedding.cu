@@ -9,22 +9,21 @@ INLINE int64_t row_here(EmbedRows rows, int32_t id) {
     return row >= 0 && row < rows.count ? row : -1;
 }
 
-template <typename T>
-__global__ void embed_forward_kernel(int64_t tokens, int64_t hidden, const int32_t *ids, const T *table,
-                                     EmbedRows rows, float scale, bool add, T *out) {
+template <typename T> __global__ void embed_forward_kernel(const EmbedForwardArgs o) {
     constexpr int N = AT_ONCE<T>;
-    Place at = place_of<N>(hidden);
-    if (at.row >= tokens) return;
-    int64_t row = row_here(rows, ids[at.row]);
+    Place at = place_of<N>(o.hidden);
+    if (at.row >= o.tokens) return;
+    int64_t row = row_here(o.rows, o.ids[at.row]);
+    T *out = (T *)o.out + at.row * o.hidden;
     Pack<T, N> x = {}, before = {};
-    if (row >= 0) x = load_pack<N>(table + row * hidden, at.column, hidden);
-    if (add) before = load_pack<N>(out + at.row * hidden, at.column, hidden);
+    if (row >= 0) x = load_pack<N>((const T *)o.table + row * o.hidden, at.column, o.hidden);
+    if (o.add) before = load_pack<N>(out, at.column, o.hidden);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float v = row < 0 ? -0.0f : scale * get(x, i);
-        put(x, i, add ? get(before, i) + v : v);
+        float v = row < 0 ? -0.0f : o.scale * get(x, i);
+        put(x, i, o.add ? get(before, i) + v : v);
     }
-    store_pack(out + at.row * hidden, at.column, hidden, x);
+    store_pack(out, at.column, o.hidden, x);
 }
 
 /* A block examines STEP ids at a time: one bit for each, in as many words as a warp has lanes. */
@@ -91,49 +90,47 @@ INLINE int next_of(Matches &m) {
  * as a block allows: each block scans all ids itself, and with many tokens and many ids this scan is most of
  * the work. Narrower slices would only shorten the longest row, which other blocks run alongside anyway.
  * Votes alternate between two buffers, so that a step needs only one barrier. */
-template <typename T>
-__global__ void embed_backward_kernel(int64_t tokens, int64_t hidden, const int32_t *ids, const T *dout,
-                                      EmbedRows rows, float scale, float *dtable) {
+template <typename T> __global__ void embed_backward_kernel(const EmbedBackwardArgs o) {
     constexpr int N = AT_ONCE<T>;
     SHARED(uint32_t, votes, 2 * WARP);
     int64_t first = blockIdx.x, column = ((int64_t)blockIdx.y * BLOCK + threadIdx.x) * N;
-    int32_t id = ids[first];
-    if (row_here(rows, id) < 0 || occurs(ids, first, id)) return; /* the whole block */
-    float *row = dtable + row_here(rows, id) * hidden;
-    Pack<float, N> sum = load_pack<N>(row, column, hidden);
+    int32_t id = o.ids[first];
+    if (row_here(o.rows, id) < 0 || occurs(o.ids, first, id)) return; /* the whole block */
+    const T *dout = (const T *)o.dout;
+    float *row = o.dtable + row_here(o.rows, id) * o.hidden;
+    Pack<float, N> sum = load_pack<N>(row, column, o.hidden);
     int turn = 0;
-    for (int64_t start = first; start < tokens; start += STEP, turn ^= WARP) {
-        Matches m = matches_of(ids, start, tokens, id, votes + turn);
-        while (column < hidden && (m.words | m.left) != 0) {
+    for (int64_t start = first; start < o.tokens; start += STEP, turn ^= WARP) {
+        Matches m = matches_of(o.ids, start, o.tokens, id, votes + turn);
+        while (column < o.hidden && (m.words | m.left) != 0) {
             int next[AHEAD];
             Pack<T, N> x[AHEAD];
 #pragma unroll
             for (int a = 0; a < AHEAD; a++) {
                 next[a] = next_of(m);
-                if (next[a] >= 0) x[a] = load_pack<N>(dout + (start + next[a]) * hidden, column, hidden);
+                if (next[a] >= 0) x[a] = load_pack<N>(dout + (start + next[a]) * o.hidden, column, o.hidden);
             }
 #pragma unroll
             for (int a = 0; a < AHEAD; a++)
 #pragma unroll
                 for (int i = 0; i < N && next[a] >= 0; i++)
-                    put(sum, i, __fadd_rn(get(sum, i), __fmul_rn(scale, get(x[a], i))));
+                    put(sum, i, __fadd_rn(get(sum, i), __fmul_rn(o.scale, get(x[a], i))));
         }
     }
-    store_pack(row, column, hidden, sum);
+    store_pack(row, column, o.hidden, sum);
 }
 
 void embed_forward(Device *d, const EmbedForwardArgs *o) {
     if (o->tokens * o->hidden == 0) return;
-    BY_DTYPE(o->c, T, auto kernel = embed_forward_kernel<T>; LAUNCH(
-                 d, OP_EMBED_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(o->tokens, o->hidden), BLOCK, 0,
-                 o->tokens, o->hidden, o->ids, (const T *)o->table, o->rows, o->scale, o->add, (T *)o->out));
+    BY_DTYPE(o->c, T,
+             LAUNCH(d, OP_EMBED_FORWARD, embed_forward_kernel<T>,
+                    blocks_of_packs<AT_ONCE<T>>(o->tokens, o->hidden), BLOCK, 0, *o));
 }
 
 void embed_backward(Device *d, const EmbedBackwardArgs *o) {
     if (o->tokens * o->hidden == 0) return;
     BY_DTYPE(o->c, T, Grid grid(o->tokens, blocks_of(o->hidden, BLOCK * AT_ONCE<T>));
-             LAUNCH(d, OP_EMBED_BACKWARD, embed_backward_kernel<T>, grid, BLOCK, 0, o->tokens, o->hidden,
-                    o->ids, (const T *)o->dout, o->rows, o->scale, o->dtable));
+             LAUNCH(d, OP_EMBED_BACKWARD, embed_backward_kernel<T>, grid, BLOCK, 0, *o));
 }
 
 } // namespace

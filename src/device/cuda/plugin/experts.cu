@@ -226,14 +226,14 @@ struct ScoreGradient {
 /* blockIdx.x: the sequence, the first of which may begin before these tokens; blockIdx.y: tokens of it. The
  * number of a sequence's tokens is computed from its assignments. */
 template <typename T>
-__global__ void __launch_bounds__(BLOCK)
-    route_backward_kernel(RouteShape s, Routes r, const int64_t *counts, const float *dweights,
-                          const float *scale, float *balance, T *dlogits) {
+__global__ void __launch_bounds__(BLOCK) route_backward_kernel(const RouteBackwardArgs o) {
+    RouteShape s = o.s;
     SHARED(int64_t, sums, BLOCK / WARP);
     int64_t sequence = s.before / s.sequence + blockIdx.x, first = sequence * s.sequence - s.before;
     int64_t behind = smaller(s.tokens, first + s.sequence);
     if (first < 0) first = 0;
     double each = 0;
+    const int64_t *counts = o.counts;
     if (s.balance > 0) {
         int64_t assignments = 0;
         counts += sequence * s.experts;
@@ -244,11 +244,11 @@ __global__ void __launch_bounds__(BLOCK)
     int64_t end = smaller(behind, first + ((int64_t)blockIdx.y + 1) * TOKENS);
     for (int64_t t = first + (int64_t)blockIdx.y * TOKENS + threadIdx.x / WARP; t < end; t += BLOCK / WARP) {
         int64_t at = t * s.chosen;
-        const float *scores = r.scores + t * s.experts;
-        ScoreGradient g = {s, r.chosen + at, dweights + at, each * (double)*scale, 0, 1};
+        const float *scores = o.r.scores + t * s.experts;
+        ScoreGradient g = {s, o.r.chosen + at, o.dweights + at, each * (double)*o.scale, 0, 1};
         if (s.normalise) g.sum = chosen_sum(s, scores, g.chosen);
         for (int j = 0; j < s.chosen && s.normalise; j++)
-            g.along += (double)dweights[at + j] * (double)r.weights[at + j];
+            g.along += (double)o.dweights[at + j] * (double)o.r.weights[at + j];
         double value = 0, mean = 0;
         for (int e = lane(); e < s.experts; e += WARP) {
             int64_t count = s.balance > 0 ? counts[e] : 0;
@@ -260,9 +260,9 @@ __global__ void __launch_bounds__(BLOCK)
         for (int e = lane(); e < s.experts; e += WARP) {
             double ds = g.of(e, s.balance > 0 ? counts[e] : 0);
             double slope = s.sigmoid ? ds * (1 - (double)scores[e]) : ds - mean;
-            store(dlogits, t * s.experts + e, (float)((double)scores[e] * slope));
+            store((T *)o.dlogits, t * s.experts + e, (float)((double)scores[e] * slope));
         }
-        if (lane() == 0) balance[t] = (float)value;
+        if (lane() == 0) o.balance[t] = (float)value;
     }
 }
 
@@ -270,9 +270,7 @@ void route_backward(Device *d, const RouteBackwardArgs *o) {
     if (o->s.tokens == 0) return;
     int64_t sequences = (o->s.before + o->s.tokens - 1) / o->s.sequence - o->s.before / o->s.sequence + 1;
     Grid grid(sequences, blocks_of(o->s.sequence < o->s.tokens ? o->s.sequence : o->s.tokens, TOKENS));
-    BY_DTYPE(o->c, T, auto kernel = route_backward_kernel<T>;
-             LAUNCH(d, OP_ROUTE_BACKWARD, kernel, grid, BLOCK, 0, o->s, o->r, o->counts, o->dweights,
-                    o->scale, o->balance, (T *)o->dlogits));
+    BY_DTYPE(o->c, T, LAUNCH(d, OP_ROUTE_BACKWARD, route_backward_kernel<T>, grid, BLOCK, 0, *o));
 }
 
 /* ---- products ---- */
@@ -300,17 +298,21 @@ struct Sums {
     }
 };
 
-/* Loads DEPTH terms from `term` on (indices of the inner dimension) of TILE vectors from `vector` on:
- * [term][vector], zeros past both ends. The terms of a vector are `apart` elements from each other,
- * vectors are `step`. */
+/* An operand of a product: vectors along the inner dimension, `step` elements apart. The terms of a vector
+ * are `apart` elements from each other. */
+template <typename T> struct Vectors {
+    const T *at;
+    int64_t count, step, apart;
+};
+/* Loads DEPTH terms from `term` on, of `terms`, of TILE vectors from `first` on: [term][vector], zeros past
+ * both ends. */
 template <typename T>
-INLINE void load_terms(const T *from, int64_t vector, int64_t vectors, int64_t step, int64_t term,
-                       int64_t terms, int64_t apart, float *to) {
+INLINE void load_terms(Vectors<T> of, int64_t first, int64_t term, int64_t terms, float *to) {
     for (int e = (int)threadIdx.x; e < TILE * DEPTH; e += BLOCK) {
         /* Adjacent threads read adjacent elements in either layout. */
-        int v = apart == 1 ? e / DEPTH : e % TILE, p = apart == 1 ? e % DEPTH : e / TILE;
-        bool there = vector + v < vectors && term + p < terms;
-        to[p * PITCH + v] = there ? load(from, (vector + v) * step + (term + p) * apart) : 0;
+        int v = of.apart == 1 ? e / DEPTH : e % TILE, p = of.apart == 1 ? e % DEPTH : e / TILE;
+        bool there = first + v < of.count && term + p < terms;
+        to[p * PITCH + v] = there ? load(of.at, (first + v) * of.step + (term + p) * of.apart) : 0;
     }
 }
 
@@ -330,24 +332,24 @@ INLINE Tile tile_of(ExpertRows e, int64_t tile) {
 
 /* blockIdx.x: tiles of rows of all experts; blockIdx.y: tiles of columns. */
 template <typename T, typename C>
-__global__ void __launch_bounds__(BLOCK) grouped_gemm_kernel(ExpertRows e, bool trans_b, int64_t n, int64_t k,
-                                                             const T *a, const T *b, C *c, KSplit split) {
+__global__ void __launch_bounds__(BLOCK) grouped_gemm_kernel(const GroupedGemmArgs o) {
     SHARED(float, left, DEPTH *PITCH);
     SHARED(float, right, DEPTH *PITCH);
     int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
-    Tile tile = tile_of(e, blockIdx.x);
+    Tile tile = tile_of(o.e, blockIdx.x);
     if (tile.expert < 0) return; /* the whole block */
-    const T *matrix = b + tile.expert * e.step;
-    int64_t column = (int64_t)blockIdx.y * TILE;
+    int64_t n = o.n, k = o.k, column = (int64_t)blockIdx.y * TILE;
+    Vectors<T> a = {(const T *)o.a, tile.end, k, 1};
+    Vectors<T> b = {(const T *)o.b + tile.expert * o.e.step, n, o.trans_b ? k : 1, o.trans_b ? 1 : n};
     Sums sums;
     sums.clear();
     int64_t end = 0;
-    for (int r = 0; r < split.runs; r++) {
-        int64_t first = end + split.run[r].skip;
-        end = first + split.run[r].length;
+    for (int r = 0; r < o.splits.runs; r++) {
+        int64_t first = end + o.splits.run[r].skip;
+        end = first + o.splits.run[r].length;
         for (int64_t p = first; p < end; p += DEPTH) {
-            load_terms(a, tile.row, tile.end, k, p, end, 1, left);
-            load_terms(matrix, column, n, trans_b ? k : 1, p, end, trans_b ? 1 : n, right);
+            load_terms(a, tile.row, p, end, left);
+            load_terms(b, column, p, end, right);
             __syncthreads();
             sums.add(left, right, x, y);
             __syncthreads();
@@ -358,27 +360,26 @@ __global__ void __launch_bounds__(BLOCK) grouped_gemm_kernel(ExpertRows e, bool 
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             int64_t row = tile.row + y + r * SIDE, j = column + x + i * SIDE;
-            if (row < tile.end && j < n) store(c, row * n + j, sums.of[r][i]);
+            if (row < tile.end && j < n) store((C *)o.c, row * n + j, sums.of[r][i]);
         }
 }
 
 /* blockIdx.x: tiles of m of the first expert, then of the second, ...; blockIdx.y: of n. */
 template <typename T>
-__global__ void __launch_bounds__(BLOCK)
-    grouped_gemm_wgrad_kernel(ExpertRows e, int64_t m, int64_t n, const T *a, const T *b, float *c,
-                              bool accumulate) {
+__global__ void __launch_bounds__(BLOCK) grouped_gemm_wgrad_kernel(const GroupedGemmWgradArgs o) {
     SHARED(float, left, DEPTH *PITCH);
     SHARED(float, right, DEPTH *PITCH);
     int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
-    unsigned tiles = gridDim.x / (unsigned)e.experts, expert = blockIdx.x / tiles;
+    unsigned tiles = gridDim.x / (unsigned)o.e.experts, expert = blockIdx.x / tiles;
     int64_t first_row = (int64_t)(blockIdx.x % tiles) * TILE, column = (int64_t)blockIdx.y * TILE;
-    int64_t end = e.first[expert + 1];
-    float *matrix = c + expert * e.step;
+    int64_t m = o.m, n = o.n, end = o.e.first[expert + 1];
+    float *matrix = o.c + expert * o.e.step;
+    Vectors<T> a = {(const T *)o.a, m, 1, m}, b = {(const T *)o.b, n, 1, n};
     Sums sums;
     sums.clear();
-    for (int64_t p = e.first[expert]; p < end; p += DEPTH) {
-        load_terms(a, first_row, m, 1, p, end, m, left);
-        load_terms(b, column, n, 1, p, end, n, right);
+    for (int64_t p = o.e.first[expert]; p < end; p += DEPTH) {
+        load_terms(a, first_row, p, end, left);
+        load_terms(b, column, p, end, right);
         __syncthreads();
         sums.add(left, right, x, y);
         __syncthreads();
@@ -390,23 +391,22 @@ __global__ void __launch_bounds__(BLOCK)
             int64_t row = first_row + y + r * SIDE, j = column + x + i * SIDE;
             if (row >= m || j >= n) continue;
             float sum = sums.of[r][i];
-            matrix[row * n + j] = accumulate ? matrix[row * n + j] + sum : sum;
+            matrix[row * n + j] = o.accumulate ? matrix[row * n + j] + sum : sum;
         }
 }
 
 void grouped_gemm(Device *d, const GroupedGemmArgs *o) {
-    KSplit splits = o->splits;
-    if (splits.runs == 0) splits.runs = 1, splits.run[0] = {o->k, o->k, 0};
+    GroupedGemmArgs whole = *o; /* with a run, if o has none */
+    if (o->splits.runs == 0) whole.splits.runs = 1, whole.splits.run[0] = {o->k, o->k, 0};
     if (d->profiling)
         d->profile[OP_GROUPED_GEMM].flops +=
-            2.0 * (double)o->e.rows * (double)o->n * (double)split_length(splits);
+            2.0 * (double)o->e.rows * (double)o->n * (double)split_length(whole.splits);
     if (o->e.rows == 0 || o->n == 0) return;
     /* Each expert may have one partial tile. */
     Grid grid(o->e.rows / TILE + o->e.experts, blocks_of(o->n, TILE));
     BY_DTYPE(o->ab_type, T,
              BY_DTYPE(o->c_type, C, auto kernel = grouped_gemm_kernel<T, C>;
-                      LAUNCH(d, OP_GROUPED_GEMM, kernel, grid, BLOCK, 0, o->e, o->trans_b, o->n, o->k,
-                             (const T *)o->a, (const T *)o->b, (C *)o->c, splits)));
+                      LAUNCH(d, OP_GROUPED_GEMM, kernel, grid, BLOCK, 0, whole)));
 }
 
 /* A sum is one chain over an expert's rows, whatever the tile, sliced or not. */
@@ -415,28 +415,27 @@ void grouped_gemm_wgrad(Device *d, const GroupedGemmWgradArgs *o) {
         d->profile[OP_GROUPED_GEMM_WGRAD].flops += 2.0 * (double)o->e.rows * (double)o->m * (double)o->n;
     if (o->m == 0 || o->n == 0) return;
     Grid grid(blocks_of(o->m, TILE) * o->e.experts, blocks_of(o->n, TILE));
-    BY_DTYPE(o->ab_type, T, auto kernel = grouped_gemm_wgrad_kernel<T>;
-             LAUNCH(d, OP_GROUPED_GEMM_WGRAD, kernel, grid, BLOCK, 0, o->e, o->m, o->n, (const T *)o->a,
-                    (const T *)o->b, o->c, o->accumulate));
+    BY_DTYPE(o->ab_type, T,
+             LAUNCH(d, OP_GROUPED_GEMM_WGRAD, grouped_gemm_wgrad_kernel<T>, grid, BLOCK, 0, *o));
 }
 
 /* ---- rows ---- */
 
-template <typename T>
-__global__ void combine_kernel(RouteShape s, Routes r, int64_t hidden, const T *rows, bool weighed, bool add,
-                               T *y) {
+template <typename T> __global__ void __launch_bounds__(BLOCK) combine_kernel(const CombineArgs o) {
     constexpr int N = AT_ONCE<T>;
+    int64_t hidden = o.hidden;
     Place at = place_of<N>(hidden);
-    if (at.row >= s.tokens) return;
-    y += at.row * hidden;
+    if (at.row >= o.s.tokens) return;
+    const T *rows = (const T *)o.rows;
+    T *y = (T *)o.y + at.row * hidden;
     Pack<T, N> out = {};
-    if (add) out = load_pack<N>(y, at.column, hidden);
+    if (o.add) out = load_pack<N>(y, at.column, hidden);
     float sum[N];
 #pragma unroll
     for (int i = 0; i < N; i++) sum[i] = get(out, i);
-    for (int64_t j = at.row * s.chosen; j < (at.row + 1) * s.chosen; j++) {
-        Pack<T, N> x = load_pack<N>(rows + r.row[j] * hidden, at.column, hidden);
-        float weight = weighed ? r.weights[j] : 1;
+    for (int64_t j = at.row * o.s.chosen; j < (at.row + 1) * o.s.chosen; j++) {
+        Pack<T, N> x = load_pack<N>(rows + o.r.row[j] * hidden, at.column, hidden);
+        float weight = o.weighed ? o.r.weights[j] : 1;
 #pragma unroll
         for (int i = 0; i < N; i++) sum[i] += weight * get(x, i);
     }
@@ -447,9 +446,8 @@ __global__ void combine_kernel(RouteShape s, Routes r, int64_t hidden, const T *
 
 void combine(Device *d, const CombineArgs *o) {
     if (o->s.tokens * o->hidden == 0) return;
-    BY_DTYPE(o->c, T, auto kernel = combine_kernel<T>;
-             LAUNCH(d, OP_COMBINE, kernel, blocks_of_packs<AT_ONCE<T>>(o->s.tokens, o->hidden), BLOCK, 0,
-                    o->s, o->r, o->hidden, (const T *)o->rows, o->weighed, o->add, (T *)o->y));
+    BY_DTYPE(o->c, T, auto kernel = combine_kernel<T>; LAUNCH(
+                 d, OP_COMBINE, kernel, blocks_of_packs<AT_ONCE<T>>(o->s.tokens, o->hidden), BLOCK, 0, *o));
 }
 
 constexpr int LEVELS = 7; /* 2^6 splits */
@@ -492,38 +490,37 @@ void combine_backward(Device *d, const CombineBackwardArgs *o) {
                     o->splits, (T *)o->act, (T *)o->dact, o->dweights));
 }
 
-template <typename T>
-__global__ void permute_kernel(RouteShape s, Routes r, int64_t hidden, const T *x, T *rows) {
+template <typename T> __global__ void permute_kernel(const PermuteArgs o) {
     constexpr int N = AT_ONCE<T>;
+    int64_t hidden = o.hidden;
     Place at = place_of<N>(hidden);
-    if (at.row >= s.tokens * s.chosen) return;
-    Pack<T, N> here = load_pack<N>(x + at.row / s.chosen * hidden, at.column, hidden);
-    float weight = r.weights[at.row];
+    if (at.row >= o.s.tokens * o.s.chosen) return;
+    Pack<T, N> here = load_pack<N>((const T *)o.x + at.row / o.s.chosen * hidden, at.column, hidden);
+    float weight = o.r.weights[at.row];
 #pragma unroll
     for (int i = 0; i < N; i++) put(here, i, weight * get(here, i));
-    store_pack(rows + r.row[at.row] * hidden, at.column, hidden, here);
+    store_pack((T *)o.rows + o.r.row[at.row] * hidden, at.column, hidden, here);
 }
 
 void permute(Device *d, const PermuteArgs *o) {
     int64_t assignments = o->s.tokens * o->s.chosen;
     if (assignments * o->hidden == 0) return;
-    BY_DTYPE(o->c, T, auto kernel = permute_kernel<T>;
-             LAUNCH(d, OP_PERMUTE, kernel, blocks_of_packs<AT_ONCE<T>>(assignments, o->hidden), BLOCK, 0,
-                    o->s, o->r, o->hidden, (const T *)o->x, (T *)o->rows));
+    BY_DTYPE(o->c, T, auto kernel = permute_kernel<T>; LAUNCH(
+                 d, OP_PERMUTE, kernel, blocks_of_packs<AT_ONCE<T>>(assignments, o->hidden), BLOCK, 0, *o));
 }
 
 /* A block has an assignment, and takes its splits one after another, each with its elements of every run. */
 template <typename T>
-__global__ void __launch_bounds__(BLOCK) permute_dweights_kernel(Routes r, int64_t n, int runs, int splits,
-                                                                 const T *y, const T *dy, float *dweights) {
+__global__ void __launch_bounds__(BLOCK) permute_dweights_kernel(const PermuteDweightsArgs o) {
     constexpr int N = AT_ONCE<T>;
     SHARED(double, sums, BLOCK / WARP);
-    int64_t j = blockIdx.x, row = (r.row ? r.row[j] : j) * runs * n, split_size = n / splits;
-    float weight = r.weights[j];
+    int64_t j = blockIdx.x, n = o.n, row = (o.r.row ? o.r.row[j] : j) * o.runs * n, split_size = n / o.splits;
+    const T *y = (const T *)o.y, *dy = (const T *)o.dy;
+    float weight = o.r.weights[j];
     Tree<float, LEVELS> tree;
-    for (int l = 0; l < splits; l++) {
+    for (int l = 0; l < o.splits; l++) {
         double sum = 0;
-        for (int64_t first = row + l * split_size; first < row + runs * n; first += n)
+        for (int64_t first = row + l * split_size; first < row + o.runs * n; first += n)
             for (int64_t at = threadIdx.x * N; at < split_size; at += BLOCK * N) {
                 Pack<T, N> x = load_pack<N>(y + first, at, split_size),
                            dx = load_pack<N>(dy + first, at, split_size);
@@ -534,15 +531,13 @@ __global__ void __launch_bounds__(BLOCK) permute_dweights_kernel(Routes r, int64
         tree.add(weight >= 0 && weight <= 0 ? 0 : (float)(sum / (double)weight));
     }
     __syncthreads(); /* dweights may be r.weights */
-    if (threadIdx.x == 0) dweights[j] = tree.sum();
+    if (threadIdx.x == 0) o.dweights[j] = tree.sum();
 }
 
 void permute_dweights(Device *d, const PermuteDweightsArgs *o) {
     int64_t assignments = o->s.tokens * o->s.chosen;
     if (assignments == 0) return;
-    BY_DTYPE(o->c, T, auto kernel = permute_dweights_kernel<T>;
-             LAUNCH(d, OP_PERMUTE_DWEIGHTS, kernel, assignments, BLOCK, 0, o->r, o->n, o->runs, o->splits,
-                    (const T *)o->y, (const T *)o->dy, o->dweights));
+    BY_DTYPE(o->c, T, LAUNCH(d, OP_PERMUTE_DWEIGHTS, permute_dweights_kernel<T>, assignments, BLOCK, 0, *o));
 }
 
 /* ---- biases ---- */

@@ -74,46 +74,49 @@ INLINE float target_gradient(float l, RowLoss row, float scale) {
 
 /* dx may be x: all threads have read what the row's loss needs before the first write. */
 template <typename T, typename G>
-INLINE void write_gradient(int64_t vocab, const T *x, int64_t target, RowLoss row, float scale, float cap,
-                           G *dx) {
+INLINE void write_gradient(const CrossEntropyArgs &o, const T *x, int64_t target, RowLoss row, G *dx) {
     constexpr int N = AT_ONCE<T, G>;
-    float factor = factor_of(row, scale);
-    for (int64_t at = threadIdx.x * N; at < vocab; at += BLOCK * N) {
-        Pack<T, N> here = load_pack<N>(x, at, vocab);
+    float scale = *o.scale, factor = factor_of(row, scale);
+    for (int64_t at = threadIdx.x * N; at < o.vocab; at += BLOCK * N) {
+        Pack<T, N> here = load_pack<N>(x, at, o.vocab);
         Pack<G, N> out = {};
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            float l = get(here, i), slope = cap > 0 ? 1 - l / cap * (l / cap) : 1,
+            float l = get(here, i), slope = o.cap > 0 ? 1 - l / o.cap * (l / o.cap) : 1,
                   grad = expf(l - row.max) * factor;
             if (at + i == target) grad = target_gradient(l, row, scale);
             put(out, i, grad * slope);
         }
-        store_pack(dx, at, vocab, out);
+        store_pack(dx, at, o.vocab, out);
     }
 }
 
-/* The results of a row without a target. */
-template <typename G> INLINE void no_loss(int64_t vocab, int64_t row, float *loss, float *z_loss, G *dx) {
+/* The gradient of a row without a target. */
+template <typename G> INLINE void write_zeros(int64_t vocab, G *dx) {
     constexpr int N = AT_ONCE<G>;
     for (int64_t at = threadIdx.x * N; dx && at < vocab; at += BLOCK * N)
         store_pack(dx, at, vocab, Pack<G, N>{});
-    if (threadIdx.x == 0) loss[row] = 0;
-    if (threadIdx.x == 0 && z_loss) z_loss[row] = 0;
+}
+INLINE void write_losses(const CrossEntropyArgs &o, float loss, float z_loss) {
+    if (threadIdx.x != 0) return;
+    o.loss[blockIdx.x] = loss;
+    if (o.z_loss) o.z_loss[blockIdx.x] = z_loss;
 }
 
+/* The local vocabulary has `count` splits, unless there are records. */
 template <typename T, typename G>
 __global__ void __launch_bounds__(BLOCK)
-    cross_entropy_kernel(int64_t vocab, const T *logits, const int32_t *targets, VocabSplit splits,
-                         int64_t split_size, int count, const float *scale, float cap, float z, float *loss,
-                         float *z_loss, G *dlogits) {
+    cross_entropy_kernel(const CrossEntropyArgs o, int64_t split_size, int count) {
     SHARED(float, maxima, BLOCK / WARP);
     SHARED(double, sums, BLOCK / WARP);
     SHARED(LossRecord, own, SPLITS_MAX);
-    int64_t row = blockIdx.x, rows = gridDim.x, target = targets[row];
-    const T *x = logits + row * vocab;
-    G *dx = dlogits ? dlogits + row * vocab : NULL;
+    int64_t row = blockIdx.x, rows = gridDim.x, vocab = o.vocab, target = o.targets[row];
+    VocabSplit splits = o.splits;
+    const T *x = (const T *)o.logits + row * vocab;
+    G *dx = o.dlogits ? (G *)o.dlogits + row * vocab : NULL;
     if (target < 0) { /* the whole block */
-        no_loss(vocab, row, loss, z_loss, dx);
+        write_zeros(vocab, dx);
+        write_losses(o, 0, 0);
         return;
     }
     for (int i = 0; i < count && !splits.records; i++) {
@@ -123,11 +126,10 @@ __global__ void __launch_bounds__(BLOCK)
         if (threadIdx.x == 0) own[i] = r;
     }
     __syncthreads();
-    RowLoss r = splits.records ? loss_of(splits.records + row, rows, count, target / split_size, z)
-                               : loss_of(own, 1, count, target / split_size, z);
-    if (threadIdx.x == 0) loss[row] = r.loss;
-    if (threadIdx.x == 0 && z_loss) z_loss[row] = r.z_loss;
-    if (dx) write_gradient(vocab, x, target - splits.first, r, *scale, cap, dx);
+    RowLoss r = splits.records ? loss_of(splits.records + row, rows, count, target / split_size, o.z)
+                               : loss_of(own, 1, count, target / split_size, o.z);
+    write_losses(o, r.loss, r.z_loss);
+    if (dx) write_gradient(o, x, target - splits.first, r, dx);
 }
 
 /* ---- whole rows of fp32 without a cap ---- */
@@ -144,21 +146,26 @@ struct alignas(16) Quad {
 struct Group {
     Pack<float, FOUR> pack[GROUP];
 };
+/* What a thread holds of its row. */
+struct Held {
+    Group own;
+    Quad *shared;
+};
 
-INLINE int64_t place_in_group(int64_t first, int k) {
+INLINE int64_t offset_in_group(int64_t first, int k) {
     return first + (k * BLOCK + (int64_t)threadIdx.x) * FOUR;
 }
 /* Past the end it has -infinity, whose exponential is 0. */
 INLINE Group load_group(const float *x, int64_t first, int64_t n) {
     Group g;
 #pragma unroll
-    for (int k = 0; k < GROUP; k++) g.pack[k] = load_pack<FOUR>(x, place_in_group(first, k), n);
+    for (int k = 0; k < GROUP; k++) g.pack[k] = load_pack<FOUR>(x, offset_in_group(first, k), n);
     if (first + GROUP_SPAN <= n) return g;
 #pragma unroll
     for (int k = 0; k < GROUP; k++)
 #pragma unroll
         for (int i = 0; i < FOUR; i++)
-            if (place_in_group(first, k) + i >= n) put(g.pack[k], i, -INFINITY);
+            if (offset_in_group(first, k) + i >= n) put(g.pack[k], i, -INFINITY);
     return g;
 }
 INLINE float group_max(const Group &g, float most) {
@@ -188,9 +195,10 @@ INLINE void store_scaled(G *dx, int64_t at, int64_t n, const Pack<float, FOUR> &
 /* The end of the logits that are held. */
 INLINE int64_t held_end(int64_t n) { return smaller(n, (1 + SHARED_GROUPS) * GROUP_SPAN); }
 
-INLINE float read_row(const float *x, int64_t n, Group &own, Quad *room) {
-    own = load_group(x, 0, n);
-    float most = group_max(own, -INFINITY);
+INLINE float read_row(const float *x, int64_t n, Held &held) {
+    held.own = load_group(x, 0, n);
+    float most = group_max(held.own, -INFINITY);
+    Quad *room = held.shared;
     int64_t first = GROUP_SPAN;
     for (; first < held_end(n); first += GROUP_SPAN, room += GROUP * BLOCK) {
         Group g = load_group(x, first, n);
@@ -202,13 +210,14 @@ INLINE float read_row(const float *x, int64_t n, Group &own, Quad *room) {
     return most;
 }
 
-INLINE double sum_row(const float *x, int64_t n, float max, Group &own, Quad *room) {
+INLINE double sum_row(const float *x, int64_t n, float max, Held &held) {
     double sum = 0;
 #pragma unroll
     for (int k = 0; k < GROUP; k++) {
-        take_exponentials(own.pack[k], max);
-        sum = add_exponentials(own.pack[k], sum);
+        take_exponentials(held.own.pack[k], max);
+        sum = add_exponentials(held.own.pack[k], sum);
     }
+    Quad *room = held.shared;
     int64_t first = GROUP_SPAN;
     for (; first < held_end(n); first += GROUP_SPAN, room += GROUP * BLOCK) {
 #pragma unroll
@@ -232,52 +241,51 @@ INLINE double sum_row(const float *x, int64_t n, float max, Group &own, Quad *ro
 
 /* The part that was read last comes first: it may still be in cache. */
 template <typename G>
-INLINE void write_row(const float *x, int64_t n, float max, float factor, const Group &own, const Quad *room,
-                      G *dx) {
+INLINE void write_row(const float *x, int64_t n, float max, float factor, const Held &held, G *dx) {
+    const Quad *room = held.shared;
     for (int64_t first = held_end(n); first < n; first += GROUP_SPAN) {
         Group g = load_group(x, first, n);
 #pragma unroll
         for (int k = 0; k < GROUP; k++) {
             take_exponentials(g.pack[k], max);
-            store_scaled(dx, place_in_group(first, k), n, g.pack[k], factor);
+            store_scaled(dx, offset_in_group(first, k), n, g.pack[k], factor);
         }
     }
     for (int64_t first = GROUP_SPAN; first < held_end(n); first += GROUP_SPAN, room += GROUP * BLOCK) {
 #pragma unroll
         for (int k = 0; k < GROUP; k++)
-            store_scaled(dx, place_in_group(first, k), n, room[k * BLOCK + (int)threadIdx.x].pack, factor);
+            store_scaled(dx, offset_in_group(first, k), n, room[k * BLOCK + (int)threadIdx.x].pack, factor);
     }
 #pragma unroll
-    for (int k = 0; k < GROUP; k++) store_scaled(dx, place_in_group(0, k), n, own.pack[k], factor);
+    for (int k = 0; k < GROUP; k++) store_scaled(dx, offset_in_group(0, k), n, held.own.pack[k], factor);
 }
 
 template <typename G>
-__global__ void __launch_bounds__(BLOCK)
-    cross_entropy_held_kernel(int64_t vocab, const float *logits, const int32_t *targets, int64_t begin,
-                              const float *scale, float z, float *loss, float *z_loss, G *dlogits) {
+__global__ void __launch_bounds__(BLOCK) cross_entropy_held_kernel(const CrossEntropyArgs o) {
     DYNAMIC_SHARED(room);
     SHARED(float, maxima, BLOCK / WARP);
     SHARED(double, sums, BLOCK / WARP);
-    int64_t row = blockIdx.x, target = targets[row];
-    const float *x = logits + row * vocab;
-    G *dx = dlogits ? dlogits + row * vocab : NULL;
+    int64_t row = blockIdx.x, vocab = o.vocab, target = o.targets[row];
+    const float *x = (const float *)o.logits + row * vocab;
     if (target < 0) { /* the whole block */
-        no_loss(vocab, row, loss, z_loss, dx);
+        write_zeros(vocab, o.dlogits ? (G *)o.dlogits + row * vocab : NULL);
+        write_losses(o, 0, 0);
         return;
     }
-    Group own;
+    Held held;
+    held.shared = (Quad *)room;
     LossRecord r;
-    target -= begin;
+    target -= o.splits.first;
     r.target = target >= 0 && target < vocab ? x[target] : 0;
-    r.max = block_max(read_row(x, vocab, own, (Quad *)room), maxima);
-    r.sum = block_sum(sum_row(x, vocab, r.max, own, (Quad *)room), sums);
-    RowLoss l = loss_of(&r, 0, 1, 0, z);
-    if (threadIdx.x == 0) loss[row] = l.loss;
-    if (threadIdx.x == 0 && z_loss) z_loss[row] = l.z_loss;
-    if (!dx) return;
-    write_row(x, vocab, r.max, factor_of(l, *scale), own, (const Quad *)room, dx);
+    r.max = block_max(read_row(x, vocab, held), maxima);
+    r.sum = block_sum(sum_row(x, vocab, r.max, held), sums);
+    RowLoss l = loss_of(&r, 0, 1, 0, o.z);
+    write_losses(o, l.loss, l.z_loss);
+    if (!o.dlogits) return;
+    G *dx = (G *)o.dlogits + row * vocab;
+    write_row(x, vocab, r.max, factor_of(l, *o.scale), held, dx);
     bool is_own = target >= 0 && target < vocab && target / FOUR % BLOCK == threadIdx.x;
-    if (is_own) store(dx, target, target_gradient(r.target, l, *scale));
+    if (is_own) store(dx, target, target_gradient(r.target, l, *o.scale));
 }
 
 /* ---- slots ---- */
@@ -308,15 +316,12 @@ void cross_entropy(Device *d, const CrossEntropyArgs *o) {
         size_t room = (size_t)(groups * GROUP_SPAN) * sizeof(float);
         BY_DTYPE(o->grad_type, G, auto kernel = cross_entropy_held_kernel<G>;
                  cuda_allow_shared(d, OP_CROSS_ENTROPY, (const void *)kernel, room);
-                 LAUNCH(d, OP_CROSS_ENTROPY, kernel, o->rows, BLOCK, room, o->vocab, (const float *)o->logits,
-                        o->targets, o->splits.first, o->scale, o->z, o->loss, o->z_loss, (G *)o->dlogits));
+                 LAUNCH(d, OP_CROSS_ENTROPY, kernel, o->rows, BLOCK, room, *o));
         return;
     }
     BY_DTYPE(o->logits_type, T,
              BY_DTYPE(o->grad_type, G, auto kernel = cross_entropy_kernel<T, G>;
-                      LAUNCH(d, OP_CROSS_ENTROPY, kernel, o->rows, BLOCK, 0, o->vocab, (const T *)o->logits,
-                             o->targets, o->splits, split_size, count, o->scale, o->cap, o->z, o->loss,
-                             o->z_loss, (G *)o->dlogits)));
+                      LAUNCH(d, OP_CROSS_ENTROPY, kernel, o->rows, BLOCK, 0, *o, split_size, count)));
 }
 
 } // namespace

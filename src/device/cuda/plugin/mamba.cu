@@ -16,9 +16,9 @@ static_assert(MAMBA_CHUNK % SPAN == 0 && SPAN <= WARP, "strides are of whole spa
 /* ---- what kernels share ---- */
 
 INLINE int64_t rows_of(const MambaShape &s) { return s.heads * s.head_dim; }
-/* Where a head's B and C of token t begin. */
-INLINE int64_t group_at(const MambaShape &s, int64_t t, int64_t head) {
-    return t * s.row + head / (s.heads / s.groups) * s.state;
+/* Where a head's B and C begin in the row of a token. */
+INLINE int group_at(const MambaShape &s, int64_t head) {
+    return (int)(head / (s.heads / s.groups) * s.state);
 }
 
 /* The factors of a head at a token: of x, and of the state before. */
@@ -83,28 +83,29 @@ constexpr int ROWS = 4; /* warps of a block */
 
 /* blockIdx.x: a run; blockIdx.y: rows. Spans end where scan chunks do. */
 template <typename T, int PER>
-__global__ void __launch_bounds__(ROWS *WARP)
-    mamba_forward_kernel(MambaShape s, MambaInputs in, const int32_t *first_key, int64_t run, float *state,
-                         float *starts, T *y) {
+__global__ void __launch_bounds__(ROWS *WARP) mamba_forward_kernel(const MambaForwardArgs o, int64_t run) {
+    MambaShape s = o.s;
+    MambaInputs in = o.in;
     int64_t rows = rows_of(s), row = (int64_t)blockIdx.y * ROWS + threadIdx.x / WARP, head = row / s.head_dim;
     if (row >= rows) return;
-    Documents own = documents_of(first_key, s.tokens, run);
+    Documents own = documents_of(o.first_key, s.tokens, run);
+    int group = group_at(s, head);
     float now[PER] = {}, D = in.D[head];
-    if (state) take_lanes(now, state + row * s.state, s.state);
-    if (own.first == 0) give_lanes(now, starts + row * s.state, s.state);
+    if (o.state) take_lanes(now, o.state + row * s.state, s.state);
+    if (own.first == 0) give_lanes(now, o.starts + row * s.state, s.state);
     for (int64_t t = own.first; t < own.end;) {
         int count = (int)smaller(SPAN - t % SPAN, own.end - t);
         bool mine = lane() < count;
         Step own_step = {};
-        if (mine) own_step = step_at<T>(s, in, first_key, head, t + lane());
+        if (mine) own_step = step_at<T>(s, in, o.first_key, head, t + lane());
         float x = mine ? load((const T *)in.x, (t + lane()) * s.row + row) : 0, sum[SPAN] = {};
 #pragma unroll
         for (int i = 0; i < SPAN; i++) {
             if (i >= count) continue;
             float B[PER], C[PER], here = __shfl_sync(0xffffffffu, x, i);
             Step k = {__shfl_sync(0xffffffffu, own_step.step, i), __shfl_sync(0xffffffffu, own_step.keep, i)};
-            take_lanes(B, (const T *)in.B + group_at(s, t + i, head), s.state);
-            take_lanes(C, (const T *)in.C + group_at(s, t + i, head), s.state);
+            take_lanes(B, (const T *)in.B + (t + i) * s.row + group, s.state);
+            take_lanes(C, (const T *)in.C + (t + i) * s.row + group, s.state);
 #pragma unroll
             for (int n = 0; n < PER; n++) {
                 now[n] = next_state(k, now[n], here, B[n]);
@@ -112,12 +113,12 @@ __global__ void __launch_bounds__(ROWS *WARP)
             }
         }
         float along = sum_of_lane(sum);
-        if (mine) store(y, (t + lane()) * rows + row, along + D * x);
+        if (mine) store((T *)o.y, (t + lane()) * rows + row, along + D * x);
         t += count;
         if (t % MAMBA_CHUNK == 0 && t < s.tokens)
-            give_lanes(now, starts + (t / MAMBA_CHUNK * rows + row) * s.state, s.state);
+            give_lanes(now, o.starts + (t / MAMBA_CHUNK * rows + row) * s.state, s.state);
     }
-    if (state) give_lanes(now, state + row * s.state, s.state);
+    if (o.state) give_lanes(now, o.state + row * s.state, s.state);
 }
 
 void mamba_forward(Device *d, const MambaForwardArgs *o) {
@@ -126,8 +127,7 @@ void mamba_forward(Device *d, const MambaForwardArgs *o) {
     Grid grid(blocks_of(o->s.tokens, run), blocks_of(o->s.heads * o->s.head_dim, ROWS));
     BY_DTYPE(o->c, T,
              BY_STATE(o->s.state, PER, auto kernel = mamba_forward_kernel<T, PER>;
-                      LAUNCH(d, OP_MAMBA_FORWARD, kernel, grid, ROWS * WARP, 0, o->s, o->in, o->first_key,
-                             run, o->state, o->starts, (T *)o->y)));
+                      LAUNCH(d, OP_MAMBA_FORWARD, kernel, grid, ROWS * WARP, 0, *o, run)));
 }
 
 /* ---- backward ---- */
@@ -149,12 +149,11 @@ INLINE float *terms_of(const MambaShape &s, const MambaChunk &r, int64_t row) {
     return r.terms + (row - r.head * s.head_dim) * NUMBERS;
 }
 
-template <typename T>
-__global__ void mamba_steps_kernel(MambaShape s, MambaInputs in, const int32_t *first_key, MambaChunk r) {
+template <typename T> __global__ void mamba_steps_kernel(const MambaBackwardArgs o, const MambaChunk r) {
     int64_t head = r.head + element() / MAMBA_CHUNK;
     int i = (int)(element() % MAMBA_CHUNK);
     if (head >= r.head + r.heads || i >= r.count) return;
-    Step k = step_at<T>(s, in, first_key, head, r.first + i);
+    Step k = step_at<T>(o.s, o.in, o.first_key, head, r.first + i);
     steps_of(r, head)[i] = k.step, steps_of(r, head)[MAMBA_CHUNK + i] = k.keep;
 }
 
@@ -168,47 +167,47 @@ INLINE void add_span(const float (&sum)[SPAN], int count, bool more, float *room
 
 /* What the warp of a column has of the chunk's token i: its step, and x and gradients of y of PER of the
  * head's rows per lane, from row p on. */
-template <int PER> struct Seen {
+template <int PER> struct ScanPoint {
     Step step;
     float x[PER], dy[PER];
 };
 template <int PER, typename T>
-INLINE Seen<PER> seen_at(const MambaShape &s, const MambaInputs &in, const MambaChunk &r, const T *dys,
-                         int64_t head, int64_t p, int i) {
-    int64_t t = r.first + i, row = head * s.head_dim + p, left = s.head_dim - p;
-    Seen<PER> seen;
-    seen.step = step_of(steps_of(r, head), i);
-    take_lanes(seen.x, (const T *)in.x + t * s.row + row, left);
-    take_lanes(seen.dy, dys + t * rows_of(s) + row, left);
-    return seen;
+INLINE ScanPoint<PER> scan_point(const MambaBackwardArgs &o, const MambaChunk &r, int64_t head, int64_t p,
+                                 int i) {
+    int64_t t = r.first + i, row = head * o.s.head_dim + p, left = o.s.head_dim - p;
+    ScanPoint<PER> point;
+    point.step = step_of(steps_of(r, head), i);
+    take_lanes(point.x, (const T *)o.in.x + t * o.s.row + row, left);
+    take_lanes(point.dy, (const T *)o.dy + t * rows_of(o.s) + row, left);
+    return point;
 }
 
 /* A warp has a column of a head's state: it sums the terms of one element of B's and of C's
  * gradient over rows. */
-template <typename T>
-__global__ void mamba_columns_kernel(MambaShape s, MambaInputs in, MambaChunk r, const float *starts,
-                                     const T *dys, const float *carry, float *room) {
+template <typename T> __global__ void mamba_columns_kernel(const MambaBackwardArgs o, const MambaChunk r) {
     constexpr int PER = 2;
+    MambaShape s = o.s;
     int64_t number = element() / WARP, head = r.head + number / s.state, n = number % s.state,
             rows = rows_of(s), step = 2 * s.state;
     if (head >= r.head + r.heads) return;
-    room += head * smaller(MAMBA_CHUNK, s.tokens) * step + n;
+    int64_t column = group_at(s, head) + n;
+    float *room = o.room + head * smaller(MAMBA_CHUNK, s.tokens) * step + n;
     for (int64_t p = 0; p < s.head_dim; p += PER * WARP) {
         float now[PER] = {}, later[PER] = {};
 #pragma unroll
         for (int k = 0; k < PER; k++) {
             int64_t row = p + lane() + k * WARP, at = (head * s.head_dim + row) * s.state + n;
             if (row >= s.head_dim) continue;
-            now[k] = starts[r.first / MAMBA_CHUNK * rows * s.state + at];
-            if (!r.last) later[k] = carry[at];
+            now[k] = o.starts[r.first / MAMBA_CHUNK * rows * s.state + at];
+            if (!r.last) later[k] = o.carry[at];
         }
         for (int span = 0; span < r.count; span += SPAN) {
             float sum[SPAN] = {};
 #pragma unroll
             for (int i = 0; i < SPAN; i++) {
                 if (span + i >= r.count) continue;
-                Seen<PER> of = seen_at<PER>(s, in, r, dys, head, p, span + i);
-                float B = load((const T *)in.B, group_at(s, r.first + span + i, head) + n);
+                ScanPoint<PER> of = scan_point<PER, T>(o, r, head, p, span + i);
+                float B = load((const T *)o.in.B, (r.first + span + i) * s.row + column);
 #pragma unroll
                 for (int k = 0; k < PER; k++) {
                     now[k] = next_state(of.step, now[k], of.x[k], B);
@@ -222,8 +221,8 @@ __global__ void mamba_columns_kernel(MambaShape s, MambaInputs in, MambaChunk r,
 #pragma unroll
             for (int i = SPAN - 1; i >= 0; i--) {
                 if (span + i >= r.count) continue;
-                Seen<PER> of = seen_at<PER>(s, in, r, dys, head, p, span + i);
-                float C = load((const T *)in.C, group_at(s, r.first + span + i, head) + n);
+                ScanPoint<PER> of = scan_point<PER, T>(o, r, head, p, span + i);
+                float C = load((const T *)o.in.C, (r.first + span + i) * s.row + column);
 #pragma unroll
                 for (int k = 0; k < PER; k++) {
                     float g = FUSED(of.dy[k], C, later[k]);
@@ -236,6 +235,27 @@ __global__ void mamba_columns_kernel(MambaShape s, MambaInputs in, MambaChunk r,
     }
 }
 
+/* What all lanes read for a row and a span, which is of the chunk's tokens from `first` on, at most SPAN. */
+struct Span {
+    int first;
+    Step steps[SPAN];
+    float x[SPAN], dy[SPAN];
+};
+template <typename T>
+INLINE Span span_at(const MambaBackwardArgs &o, const MambaChunk &r, const float *steps, int64_t row,
+                    int first) {
+    Span v = {first, {}, {}, {}};
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) {
+        if (first + i >= r.count) continue;
+        int64_t t = r.first + first + i;
+        v.steps[i] = step_of(steps, first + i);
+        v.x[i] = load((const T *)o.in.x, t * o.s.row + row);
+        v.dy[i] = load((const T *)o.dy, t * rows_of(o.s) + row);
+    }
+    return v;
+}
+
 /* Dot products of a row over a span: the gradient of the state with B, and with the state before. */
 struct Dots {
     float along[SPAN], kept[SPAN];
@@ -243,100 +263,90 @@ struct Dots {
 
 /* The backward pass over a span: `now` is the state before it, `later` the gradient from the token behind. */
 template <typename T, int PER>
-INLINE Dots retreat(const MambaShape &s, const MambaInputs &in, int64_t head, int64_t t, int count,
-                    const Step (&steps)[SPAN], const float (&x)[SPAN], const float (&dy)[SPAN],
-                    float (&now)[PER], float (&later)[PER]) {
+INLINE Dots span_backward(const MambaBackwardArgs &o, const MambaChunk &r, int group, const Span &v,
+                          float (&now)[PER], float (&later)[PER]) {
+    MambaShape s = o.s;
+    int64_t t = r.first + v.first;
+    int count = r.count - v.first;
     float before[SPAN][PER] = {}, B[PER], C[PER];
     Dots dots = {};
 #pragma unroll
     for (int i = 0; i < SPAN; i++) {
         if (i >= count) continue;
-        take_lanes(B, (const T *)in.B + group_at(s, t + i, head), s.state);
+        take_lanes(B, (const T *)o.in.B + (t + i) * s.row + group, s.state);
 #pragma unroll
         for (int n = 0; n < PER; n++) {
             before[i][n] = now[n];
-            now[n] = next_state(steps[i], now[n], x[i], B[n]);
+            now[n] = next_state(v.steps[i], now[n], v.x[i], B[n]);
         }
     }
 #pragma unroll
     for (int i = SPAN - 1; i >= 0; i--) {
         if (i >= count) continue;
-        take_lanes(B, (const T *)in.B + group_at(s, t + i, head), s.state);
-        take_lanes(C, (const T *)in.C + group_at(s, t + i, head), s.state);
+        take_lanes(B, (const T *)o.in.B + (t + i) * s.row + group, s.state);
+        take_lanes(C, (const T *)o.in.C + (t + i) * s.row + group, s.state);
 #pragma unroll
         for (int n = 0; n < PER; n++) {
-            float g = FUSED(dy[i], C[n], later[n]);
+            float g = FUSED(v.dy[i], C[n], later[n]);
             dots.along[i] = FUSED(g, B[n], dots.along[i]);
             dots.kept[i] = FUSED(g, before[i][n], dots.kept[i]);
-            later[n] = steps[i].keep * g;
+            later[n] = v.steps[i].keep * g;
         }
     }
     return dots;
 }
 
-/* What all lanes read for a row and a span. */
-template <typename T>
-INLINE void visit(const MambaShape &s, const MambaInputs &in, const MambaChunk &r, const T *dys, int64_t row,
-                  int span, Step (&steps)[SPAN], float (&x)[SPAN], float (&dy)[SPAN]) {
-    const float *own = steps_of(r, row / s.head_dim);
-#pragma unroll
-    for (int i = 0; i < SPAN; i++) {
-        steps[i] = {0, 0}, x[i] = dy[i] = 0;
-        if (span + i >= r.count) continue;
-        int64_t t = r.first + span + i;
-        steps[i] = step_of(own, span + i);
-        x[i] = load((const T *)in.x, t * s.row + row), dy[i] = load(dys, t * rows_of(s) + row);
-    }
-}
-
 /* A warp has a row. The states before spans lie in shared memory; a lane reads only what it wrote itself. */
 template <typename T, int PER, int WARPS>
 __global__ void __launch_bounds__(WARPS *WARP)
-    mamba_rows_kernel(MambaShape s, MambaInputs in, MambaChunk r, const float *starts, const T *dys,
-                      float *carry, T *dx) {
+    mamba_rows_kernel(const MambaBackwardArgs o, const MambaChunk r) {
+    MambaShape s = o.s;
     constexpr int SPANS = MAMBA_CHUNK / SPAN;
     SHARED(float, states, WARPS *SPANS *PER *WARP);
     int64_t row = r.head * s.head_dim + element() / WARP, rows = rows_of(s), head = row / s.head_dim;
     if (row >= (r.head + r.heads) * s.head_dim) return;
     float *own = states + threadIdx.x / WARP * SPANS * PER * WARP + lane(), now[PER], later[PER] = {};
-    float x[SPAN], dy[SPAN], B[PER], skip = 0, *terms = terms_of(s, r, row);
-    Step steps[SPAN];
-    take_lanes(now, starts + (r.first / MAMBA_CHUNK * rows + row) * s.state, s.state);
-    if (!r.last) take_lanes(later, carry + row * s.state, s.state);
+    float B[PER], skip = 0, D = o.in.D[head], *terms = terms_of(s, r, row);
+    const float *steps = steps_of(r, head);
+    int group = group_at(s, head);
+    take_lanes(now, o.starts + (r.first / MAMBA_CHUNK * rows + row) * s.state, s.state);
+    if (!r.last) take_lanes(later, o.carry + row * s.state, s.state);
     for (int span = 0; span < r.count; span += SPAN) {
 #pragma unroll
         for (int n = 0; n < PER; n++) own[(span / SPAN * PER + n) * WARP] = now[n];
-        visit(s, in, r, dys, row, span, steps, x, dy);
+        Span v = span_at<T>(o, r, steps, row, span);
 #pragma unroll
         for (int i = 0; i < SPAN; i++) {
             if (span + i >= r.count) continue;
-            take_lanes(B, (const T *)in.B + group_at(s, r.first + span + i, head), s.state);
+            take_lanes(B, (const T *)o.in.B + (r.first + span + i) * s.row + group, s.state);
 #pragma unroll
-            for (int n = 0; n < PER; n++) now[n] = next_state(steps[i], now[n], x[i], B[n]);
+            for (int n = 0; n < PER; n++) now[n] = next_state(v.steps[i], now[n], v.x[i], B[n]);
         }
     }
     for (int span = (r.count - 1) / SPAN * SPAN; span >= 0; span -= SPAN) {
 #pragma unroll
         for (int n = 0; n < PER; n++) now[n] = own[(span / SPAN * PER + n) * WARP];
-        visit(s, in, r, dys, row, span, steps, x, dy);
-        Dots dots = retreat<T>(s, in, head, r.first + span, r.count - span, steps, x, dy, now, later);
+        Span v = span_at<T>(o, r, steps, row, span);
+        Dots dots = span_backward<T>(o, r, group, v, now, later);
         float along = sum_of_lane(dots.along), kept = sum_of_lane(dots.kept);
 #pragma unroll
         for (int i = 0; i < SPAN; i++) {
-            skip = FUSED(x[i], dy[i], skip);
+            skip = FUSED(v.x[i], v.dy[i], skip);
             if (lane() != i || span + i >= r.count) continue;
-            terms[span + i] = x[i] * along, terms[MAMBA_CHUNK + span + i] = kept;
-            store(dx, (r.first + span + i) * s.row + row, FUSED(steps[i].step, along, in.D[head] * dy[i]));
+            terms[span + i] = v.x[i] * along, terms[MAMBA_CHUNK + span + i] = kept;
+            store((T *)o.out.x, (r.first + span + i) * s.row + row,
+                  FUSED(v.steps[i].step, along, D * v.dy[i]));
         }
     }
-    give_lanes(later, carry + row * s.state, s.state);
+    give_lanes(later, o.carry + row * s.state, s.state);
     if (lane() == 0) r.skips[row - r.head * s.head_dim] = skip;
 }
 
 /* A warp has a head, and adds up the terms of its rows: d log keep = rate d step, and the derivative of log(1
  * + e^z) is 1 - exp(-step). */
-template <typename T>
-__global__ void mamba_heads_kernel(MambaShape s, MambaInputs in, MambaChunk r, MambaGradients out) {
+template <typename T> __global__ void mamba_heads_kernel(const MambaBackwardArgs o, const MambaChunk r) {
+    MambaShape s = o.s;
+    const MambaGradients &out = o.out;
     int64_t head = r.head + element() / WARP, row = head * s.head_dim;
     if (head >= r.head + r.heads) return;
     double bias = 0, rate = 0, skip = 0;
@@ -347,7 +357,7 @@ __global__ void mamba_heads_kernel(MambaShape s, MambaInputs in, MambaChunk r, M
             step += terms[i], kept += terms[MAMBA_CHUNK + i];
         }
         Step k = step_of(steps_of(r, head), i);
-        float along = kept * k.keep * rate_of(in, head), dt = (step + along) * -expm1f(-k.step);
+        float along = kept * k.keep * rate_of(o.in, head), dt = (step + along) * -expm1f(-k.step);
         store((T *)out.dt, (r.first + i) * s.dt_row + head, dt);
         bias += (double)dt, rate += (double)(along * k.step);
     }
@@ -360,8 +370,8 @@ __global__ void mamba_heads_kernel(MambaShape s, MambaInputs in, MambaChunk r, M
 
 /* A thread has an element of B's or C's gradient, and adds the terms of its group's heads in their order. */
 template <typename T>
-__global__ void mamba_groups_kernel(MambaShape s, int64_t first, int64_t count, const float *room,
-                                    MambaGradients out) {
+__global__ void mamba_groups_kernel(const MambaBackwardArgs o, int64_t first, int64_t count) {
+    MambaShape s = o.s;
     int64_t wide = s.groups * s.state, i = element() / (2 * wide), at = element() % (2 * wide),
             group = at % wide / s.state, n = at % s.state, heads = s.heads / s.groups,
             run = smaller(MAMBA_CHUNK, s.tokens);
@@ -369,8 +379,8 @@ __global__ void mamba_groups_kernel(MambaShape s, int64_t first, int64_t count, 
     bool is_C = at >= wide;
     float sum = 0;
     for (int64_t head = group * heads; head < (group + 1) * heads; head++)
-        sum += room[((head * run + i) * 2 + is_C) * s.state + n];
-    store(is_C ? (T *)out.C : (T *)out.B, (first + i) * s.row + at % wide, sum);
+        sum += o.room[((head * run + i) * 2 + is_C) * s.state + n];
+    store(is_C ? (T *)o.out.C : (T *)o.out.B, (first + i) * s.row + at % wide, sum);
 }
 
 /* Bytes of scratch for a head, and the most for the heads that are computed together. The scratch for
@@ -379,20 +389,16 @@ size_t bytes_of_head(MambaShape s) { return (size_t)(NUMBERS + s.head_dim * (NUM
 constexpr size_t AT_MOST = (size_t)16 << 20;
 
 template <typename T> void heads_backward(Device *d, const MambaBackwardArgs *o, MambaChunk r) {
-    const T *dy = (const T *)o->dy;
     constexpr OpId OP = OP_MAMBA_BACKWARD;
     int64_t rows = r.heads * o->s.head_dim;
     r.steps = (float *)cuda_scratch(d, (size_t)r.heads * bytes_of_head(o->s));
     r.terms = r.steps + r.heads * NUMBERS, r.skips = r.terms + rows * NUMBERS;
-    LAUNCH(d, OP, mamba_steps_kernel<T>, blocks_of(r.heads * MAMBA_CHUNK, BLOCK), BLOCK, 0, o->s, o->in,
-           o->first_key, r);
-    LAUNCH(d, OP, mamba_columns_kernel<T>, blocks_of(r.heads * o->s.state, BLOCK / WARP), BLOCK, 0, o->s,
-           o->in, r, o->starts, dy, (const float *)o->carry, o->room);
+    LAUNCH(d, OP, mamba_steps_kernel<T>, blocks_of(r.heads * MAMBA_CHUNK, BLOCK), BLOCK, 0, *o, r);
+    LAUNCH(d, OP, mamba_columns_kernel<T>, blocks_of(r.heads * o->s.state, BLOCK / WARP), BLOCK, 0, *o, r);
     BY_STATE(o->s.state, PER, constexpr int WARPS = PER == 8 ? 2 : 4;
              auto kernel = mamba_rows_kernel<T, PER, WARPS>;
-             LAUNCH(d, OP, kernel, blocks_of(rows, WARPS), WARPS * WARP, 0, o->s, o->in, r, o->starts, dy,
-                    o->carry, (T *)o->out.x));
-    LAUNCH(d, OP, mamba_heads_kernel<T>, blocks_of(r.heads, BLOCK / WARP), BLOCK, 0, o->s, o->in, r, o->out);
+             LAUNCH(d, OP, kernel, blocks_of(rows, WARPS), WARPS * WARP, 0, *o, r));
+    LAUNCH(d, OP, mamba_heads_kernel<T>, blocks_of(r.heads, BLOCK / WARP), BLOCK, 0, *o, r);
 }
 
 void mamba_backward(Device *d, const MambaBackwardArgs *o) {
@@ -408,8 +414,7 @@ void mamba_backward(Device *d, const MambaBackwardArgs *o) {
         }
         BY_DTYPE(o->c, T,
                  LAUNCH(d, OP_MAMBA_BACKWARD, mamba_groups_kernel<T>,
-                        blocks_of(count * 2 * o->s.groups * o->s.state, BLOCK), BLOCK, 0, o->s, first, count,
-                        (const float *)o->room, o->out));
+                        blocks_of(count * 2 * o->s.groups * o->s.state, BLOCK), BLOCK, 0, *o, first, count));
         end = first;
     }
 }
@@ -449,32 +454,33 @@ template <typename T> INLINE float gated_rstd(const GatedNorm &s, const T *x, co
     return 1 / sqrtf(lanes_sum(squares, WARP) / (float)s.run + s.eps);
 }
 
-template <typename T>
-__global__ void gated_norm_forward_kernel(GatedNorm s, const T *x, const T *gate, const float *w, T *y) {
+template <typename T> __global__ void gated_norm_forward_kernel(const GatedNormForwardArgs o) {
     constexpr int N = AT_ONCE<T>;
+    GatedNorm s = o.s;
     GatedRow row = gated_row(s, element() / WARP);
     if (row.t >= s.tokens) return;
-    x += row.x, gate += row.gate, y += row.x, w += row.first;
+    const T *x = (const T *)o.x + row.x, *gate = (const T *)o.gate + row.gate;
     float rstd = gated_rstd(s, x, gate);
     EACH_PACK(N, s.run, at) {
         Pack<T, N> here = load_pack<N>(x, at, s.run), by = load_pack<N>(gate, at, s.run);
-        Pack<float, N> weights = load_pack<N>(w, at, s.run);
+        Pack<float, N> weights = load_pack<N>(o.w + row.first, at, s.run);
 #pragma unroll
         for (int i = 0; i < N; i++)
             put(here, i, passed(gated(get(here, i), get(by, i))) * rstd * get(weights, i));
-        store_pack(y, at, s.run, here);
+        store_pack((T *)o.y + row.x, at, s.run, here);
     }
 }
 
 /* rstds: of each run, for gated_norm_sums_kernel. */
 template <typename T>
-__global__ void gated_norm_backward_kernel(GatedNorm s, const T *x, const T *gate, const float *w,
-                                           const T *dy, T *dx, T *dgate, float *rstds) {
+__global__ void gated_norm_backward_kernel(const GatedNormBackwardArgs o, float *rstds) {
     constexpr int N = AT_ONCE<T>;
+    GatedNorm s = o.s;
     int64_t number = element() / WARP;
     GatedRow row = gated_row(s, number);
     if (row.t >= s.tokens) return;
-    x += row.x, dy += row.x, dx += row.x, gate += row.gate, dgate += row.gate, w += row.first;
+    const T *x = (const T *)o.x + row.x, *gate = (const T *)o.gate + row.gate, *dy = (const T *)o.dy + row.x;
+    const float *w = o.w + row.first;
     float rstd = gated_rstd(s, x, gate), dot = 0;
     if (lane() == 0) rstds[number] = rstd;
     EACH_PACK(N, s.run, at) {
@@ -497,24 +503,24 @@ __global__ void gated_norm_backward_kernel(GatedNorm s, const T *x, const T *gat
             put(here, i, dn * (g.gate * g.sigmoid));
             put(by, i, dn * g.x * silu_slope(g.gate, g.sigmoid));
         }
-        store_pack(dx, at, s.run, here);
-        store_pack(dgate, at, s.run, by);
+        store_pack((T *)o.dx + row.x, at, s.run, here);
+        store_pack((T *)o.dgate + row.gate, at, s.run, by);
     }
 }
 
 /* blockIdx.y: columns. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    gated_norm_sums_kernel(GatedNorm s, const T *x, const T *gate, const T *dy, const float *rstds,
-                           float *dw) {
+    gated_norm_sums_kernel(const GatedNormBackwardArgs o, const float *rstds) {
     constexpr int N = AT_ONCE<T>;
+    GatedNorm s = o.s;
     SHARED(float, room, COLUMN_ROOM<T>);
     int64_t column = first_column<T>();
     float sum[N] = {};
     for (int64_t t = threadIdx.y; t < s.tokens && column < s.width; t += DOWN<T>) {
-        Pack<T, N> here = load_pack<N>(x + t * s.width, column, s.width),
-                   by = load_pack<N>(gate + t * s.gate_row, column, s.width),
-                   grad = load_pack<N>(dy + t * s.width, column, s.width);
+        Pack<T, N> here = load_pack<N>((const T *)o.x + t * s.width, column, s.width),
+                   by = load_pack<N>((const T *)o.gate + t * s.gate_row, column, s.width),
+                   grad = load_pack<N>((const T *)o.dy + t * s.width, column, s.width);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             if (column + i >= s.width) continue;
@@ -522,7 +528,7 @@ __global__ void __launch_bounds__(THREADS)
             sum[i] = FUSED(get(grad, i), passed(gated(get(here, i), get(by, i))) * rstd, sum[i]);
         }
     }
-    add_to_columns<T>(sum, s.width, room, dw);
+    add_to_columns<T>(sum, s.width, room, o.dw);
 }
 
 void gated_norm_forward(Device *d, const GatedNormForwardArgs *o) {
@@ -530,7 +536,7 @@ void gated_norm_forward(Device *d, const GatedNormForwardArgs *o) {
     int64_t runs = o->s.tokens * (o->s.width / o->s.run);
     BY_DTYPE(o->c, T,
              LAUNCH(d, OP_GATED_NORM_FORWARD, gated_norm_forward_kernel<T>, blocks_of(runs, BLOCK / WARP),
-                    BLOCK, 0, o->s, (const T *)o->x, (const T *)o->gate, o->w, (T *)o->y));
+                    BLOCK, 0, *o));
 }
 
 void gated_norm_backward(Device *d, const GatedNormBackwardArgs *o) {
@@ -540,11 +546,9 @@ void gated_norm_backward(Device *d, const GatedNormBackwardArgs *o) {
     Grid columns(1, blocks_of(o->s.width, COLUMNS));
     BY_DTYPE(o->c, T,
              LAUNCH(d, OP_GATED_NORM_BACKWARD, gated_norm_backward_kernel<T>, blocks_of(runs, BLOCK / WARP),
-                    BLOCK, 0, o->s, (const T *)o->x, (const T *)o->gate, o->w, (const T *)o->dy, (T *)o->dx,
-                    (T *)o->dgate, rstds);
+                    BLOCK, 0, *o, rstds);
              LAUNCH(d, OP_GATED_NORM_BACKWARD, gated_norm_sums_kernel<T>, columns, block_of_columns<T>(), 0,
-                    o->s, (const T *)o->x, (const T *)o->gate, (const T *)o->dy, (const float *)rstds,
-                    o->dw));
+                    *o, (const float *)rstds));
 }
 
 } // namespace

@@ -80,30 +80,36 @@ template <typename R> INLINE float row_rstd(const R &x, int64_t n, float mean, f
     return 1 / sqrtf(lanes_sum(squares, WARP) / (float)n + eps);
 }
 
+/* The norm of a row of n elements, with its figures. */
+struct Norm {
+    NormKind kind;
+    int64_t n;
+    const float *w;
+    float mean, rstd;
+};
+
 /* Writes y of one row; bias may be NULL. */
-template <typename R, typename T>
-INLINE void write_normed(NormKind kind, const R &x, int64_t n, float mean, float rstd, const float *w,
-                         const float *bias, T *y) {
+template <typename R, typename T> INLINE void write_normed(Norm m, const R &x, const float *bias, T *y) {
     constexpr int N = R::N;
-    EACH_PACK_OF(R, n, k, first) {
-        auto here = x.pack(k, first, n);
-        Pack<float, N> weights = load_weights<N>(w, first, n), more = {};
-        if (bias) more = load_pack<N>(bias, first, n);
+    EACH_PACK_OF(R, m.n, k, first) {
+        auto here = x.pack(k, first, m.n);
+        Pack<float, N> weights = load_weights<N>(m.w, first, m.n), more = {};
+        if (bias) more = load_pack<N>(bias, first, m.n);
 #pragma unroll
         for (int i = 0; i < N; i++)
-            put(here, i, (get(here, i) - mean) * rstd * weight_of(kind, get(weights, i)) + get(more, i));
-        store_pack(y, first, n, here);
+            put(here, i,
+                (get(here, i) - m.mean) * m.rstd * weight_of(m.kind, get(weights, i)) + get(more, i));
+        store_pack(y, first, m.n, here);
     }
 }
 
 /* The sum is rounded to T before the norm, since the backward pass reads the rounded one. sum may alias a. */
-template <typename T>
-__global__ void norm_forward_kernel(NormKind kind, int64_t tokens, int64_t n, float eps, const T *a,
-                                    const T *b, const float *w, const float *bias, T *sum, T *y,
-                                    float *rstd) {
+template <typename T> __global__ void __launch_bounds__(BLOCK) norm_forward_kernel(const NormForwardArgs o) {
     constexpr int N = AT_ONCE<T>;
-    int64_t row = row_of_warp(), at = row * n;
-    if (row >= tokens) return;
+    int64_t row = row_of_warp(), n = o.hidden, at = row * n;
+    if (row >= o.tokens) return;
+    const T *a = (const T *)o.a, *b = (const T *)o.b;
+    T *sum = (T *)o.sum;
     const T *x = sum ? sum + at : a + at;
     EACH_PACK(N, sum ? n : 0, first) {
         Pack<T, N> here = load_pack<N>(a + at, first, n), more = {};
@@ -113,81 +119,89 @@ __global__ void norm_forward_kernel(NormKind kind, int64_t tokens, int64_t n, fl
         store_pack(sum + at, first, n, here);
     }
     auto whole = in_memory(x);
-    float mean = row_mean(kind, whole, n), r = row_rstd(whole, n, mean, eps);
-    if (lane() == 0) rstd[row] = r;
-    if (y) write_normed(kind, whole, n, mean, r, w, bias, y + at);
+    float mean = row_mean(o.kind, whole, n), rstd = row_rstd(whole, n, mean, o.eps);
+    if (lane() == 0) o.rstd[row] = rstd;
+    if (o.y) write_normed({o.kind, n, o.w, mean, rstd}, whole, o.bias, (T *)o.y + at);
 }
 
 /* The same for rows that registers hold. */
 template <typename T, int PACKS>
-__global__ void __launch_bounds__(BLOCK)
-    norm_held_kernel(NormKind kind, int64_t tokens, int64_t n, float eps, const T *a, const T *b,
-                     const float *w, const float *bias, T *sum, T *y, float *rstd) {
+__global__ void __launch_bounds__(BLOCK) norm_held_kernel(const NormForwardArgs o) {
     using R = RowInRegisters<T, PACKS>;
-    int64_t row = row_of_warp(), at = row * n;
-    if (row >= tokens) return;
+    int64_t row = row_of_warp(), n = o.hidden, at = row * n;
+    if (row >= o.tokens) return;
     R x, more = {};
-    x.load(a + at, n);
-    if (b) more.load(b + at, n);
-    EACH_PACK_OF(R, sum ? n : 0, k, first) {
+    x.load((const T *)o.a + at, n);
+    if (o.b && o.sum) more.load((const T *)o.b + at, n);
+    EACH_PACK_OF(R, o.sum ? n : 0, k, first) {
 #pragma unroll
         for (int i = 0; i < R::N; i++) put(x.packs[k], i, get(x.packs[k], i) + get(more.packs[k], i));
-        store_pack(sum + at, first, n, x.packs[k]);
+        store_pack((T *)o.sum + at, first, n, x.packs[k]);
     }
-    float mean = row_mean(kind, x, n), r = row_rstd(x, n, mean, eps);
-    if (lane() == 0) rstd[row] = r;
-    if (y) write_normed(kind, x, n, mean, r, w, bias, y + at);
+    Norm m = {o.kind, n, o.w, row_mean(o.kind, x, n), 0};
+    m.rstd = row_rstd(x, n, m.mean, o.eps);
+    if (lane() == 0) o.rstd[row] = m.rstd;
+    if (o.y) write_normed(m, x, o.bias, (T *)o.y + at);
 }
+
+/* Where the gradient of a row goes. If `add`, it is added to `old`, which is dx before the op. */
+template <typename R, typename T> struct Target {
+    T *dx;
+    const R &old;
+    bool add;
+};
+/* Means over a row of g normed, and of g, the gradient of a normed element. */
+struct GradientMeans {
+    float along, middle;
+};
 
 /* dx = r (g - mean(g) [of LayerNorm] - normed mean(g normed)), g = dy w'. dx may be dy, since the butterfly
  * separates the last read of any lane from the first write of any lane. */
 template <typename R, typename T>
-INLINE void write_gradient_by(NormKind kind, const R &x, int64_t n, float mean, float rstd, float along,
-                              float middle, const float *w, const R &dy, const R &old, T *dx, bool add) {
+INLINE void write_gradient_by(Norm m, GradientMeans g, const R &x, const R &dy, Target<R, T> to) {
     constexpr int N = R::N;
-    EACH_PACK_OF(R, n, k, first) {
-        Pack<T, N> here = x.pack(k, first, n), grad = dy.pack(k, first, n), before = {};
-        Pack<float, N> weights = load_weights<N>(w, first, n);
-        if (add) before = old.pack(k, first, n);
+    EACH_PACK_OF(R, m.n, k, first) {
+        Pack<T, N> here = x.pack(k, first, m.n), grad = dy.pack(k, first, m.n), before = {};
+        Pack<float, N> weights = load_weights<N>(m.w, first, m.n);
+        if (to.add) before = to.old.pack(k, first, m.n);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            float normed = (get(here, i) - mean) * rstd;
-            float v = rstd * (get(grad, i) * weight_of(kind, get(weights, i)) - middle - normed * along);
-            put(grad, i, add ? get(before, i) + v : v);
+            float normed = (get(here, i) - m.mean) * m.rstd;
+            float v =
+                m.rstd * (get(grad, i) * weight_of(m.kind, get(weights, i)) - g.middle - normed * g.along);
+            put(grad, i, to.add ? get(before, i) + v : v);
         }
-        store_pack(dx, first, n, grad);
+        store_pack(to.dx, first, m.n, grad);
     }
 }
 
-/* old: dx before the op, if `add`. */
 template <typename R, typename T>
-INLINE void write_gradient(NormKind kind, const R &x, int64_t n, float mean, float rstd, const float *w,
-                           const R &dy, const R &old, T *dx, bool add) {
+INLINE void write_gradient(Norm m, const R &x, const R &dy, Target<R, T> to) {
     constexpr int N = R::N;
     float along = 0, middle = 0;
-    EACH_PACK_OF(R, n, k, first) {
-        Pack<T, N> here = x.pack(k, first, n), grad = dy.pack(k, first, n);
-        Pack<float, N> weights = load_weights<N>(w, first, n);
+    EACH_PACK_OF(R, m.n, k, first) {
+        Pack<T, N> here = x.pack(k, first, m.n), grad = dy.pack(k, first, m.n);
+        Pack<float, N> weights = load_weights<N>(m.w, first, m.n);
 #pragma unroll
         for (int i = 0; i < N; i++) { /* past the end the gradient is zero */
-            float g = get(grad, i) * weight_of(kind, get(weights, i));
-            along = FUSED(g, (get(here, i) - mean) * rstd, along);
-            if (kind == NORM_LAYER) middle += g;
+            float g = get(grad, i) * weight_of(m.kind, get(weights, i));
+            along = FUSED(g, (get(here, i) - m.mean) * m.rstd, along);
+            if (m.kind == NORM_LAYER) middle += g;
         }
     }
-    along = lanes_sum(along, WARP) / (float)n;
-    middle = lanes_sum(middle, WARP) / (float)n;
-    write_gradient_by(kind, x, n, mean, rstd, along, middle, w, dy, old, dx, add);
+    along = lanes_sum(along, WARP) / (float)m.n;
+    middle = lanes_sum(middle, WARP) / (float)m.n;
+    write_gradient_by(m, {along, middle}, x, dy, to);
 }
 
 template <typename T>
-__global__ void norm_backward_kernel(NormKind kind, int64_t tokens, int64_t n, const T *x, const float *w,
-                                     const float *rstd, const T *dy, T *dx, bool add) {
-    int64_t row = row_of_warp(), at = row * n;
-    if (row >= tokens) return;
-    auto here = in_memory(x + at);
-    write_gradient(kind, here, n, row_mean(kind, here, n), rstd[row], w, in_memory(dy + at),
-                   in_memory((const T *)dx + at), dx + at, add);
+__global__ void __launch_bounds__(BLOCK) norm_backward_kernel(const NormBackwardArgs o) {
+    int64_t row = row_of_warp(), n = o.hidden, at = row * n;
+    if (row >= o.tokens) return;
+    auto x = in_memory((const T *)o.x + at), dy = in_memory((const T *)o.dy + at),
+         old = in_memory((const T *)o.dx + at);
+    Norm m = {o.kind, n, o.w, row_mean(o.kind, x, n), o.rstd[row]};
+    write_gradient<RowInMemory<T>, T>(m, x, dy, {(T *)o.dx + at, old, o.add});
 }
 
 /* Partial sums over flat rows of queries or of keys, of which each rank may have some heads (QkRows). All
@@ -213,33 +227,41 @@ template <typename T> INLINE float head_rstd(RowSplits l, int64_t row, const T *
     return 1 / sqrtf(partials_sum(l, l.squares, row) / (float)l.n + eps);
 }
 
-template <typename T>
-__global__ void head_norm_kernel(NormKind kind, Rows r, RowSplits l, float eps, const T *raw, const float *w,
-                                 T *out) {
+/* The norm of all rows of queries, or of keys, which begin `at` elements after the start of a token. */
+struct Heads {
+    NormKind kind;
+    float eps;
+    const float *w;
+    int64_t at;
+    Rows r;
+    RowSplits l;
+};
+
+template <typename T> __global__ void head_norm_kernel(Heads h, const T *raw, T *out) {
     int64_t row = row_of_warp();
-    if (row >= r.count) return;
-    int64_t at = row_at(r, row);
-    write_normed(kind, in_memory(raw + at), r.n, 0, head_rstd(l, row, raw + at, r.n, eps), w, NULL, out + at);
+    if (row >= h.r.count) return;
+    int64_t at = h.at + row_at(h.r, row);
+    float rstd = head_rstd(h.l, row, raw + at, h.r.n, h.eps);
+    write_normed({h.kind, h.r.n, h.w, 0, rstd}, in_memory(raw + at), NULL, out + at);
 }
 
 /* A warp has a split of a token's row. With dy it sums x dy w', else squares. Each token has two sums: of
  * queries, of keys. */
 template <typename T>
-__global__ void head_sums_kernel(NormKind kind, Rows r, int64_t count, const T *x, const float *w,
-                                 const T *dy, float *sums) {
-    int64_t number = row_of_warp(), token = number % r.count, split = number / r.count;
+__global__ void head_sums_kernel(Heads h, int64_t count, const T *x, const T *dy, float *sums) {
+    int64_t number = row_of_warp(), token = number % h.r.count, split = number / h.r.count;
     if (split >= count) return;
     constexpr int N = AT_ONCE<T>;
-    int64_t at = token * r.stride + split * r.n;
+    int64_t n = h.r.n, at = h.at + token * h.r.stride + split * n;
     float sum = 0;
-    EACH_PACK(N, r.n, first) {
-        Pack<T, N> here = load_pack<N>(x + at, first, r.n), grad = {};
+    EACH_PACK(N, n, first) {
+        Pack<T, N> here = load_pack<N>(x + at, first, n), grad = {};
         Pack<float, N> weights = {};
-        if (dy) grad = load_pack<N>(dy + at, first, r.n), weights = load_pack<N>(w + split * r.n, first, r.n);
+        if (dy) grad = load_pack<N>(dy + at, first, n), weights = load_pack<N>(h.w + split * n, first, n);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float v = get(here, i);
-            sum = FUSED(v, dy ? get(grad, i) * weight_of(kind, get(weights, i)) : v, sum);
+            sum = FUSED(v, dy ? get(grad, i) * weight_of(h.kind, get(weights, i)) : v, sum);
         }
     }
     sum = lanes_sum(sum, WARP);
@@ -247,18 +269,19 @@ __global__ void head_sums_kernel(NormKind kind, Rows r, int64_t count, const T *
 }
 
 template <typename T>
-__global__ void head_gradient_kernel(NormKind kind, Rows r, RowSplits l, const T *raw, const float *w,
-                                     const float *rstd, T *grad) {
+__global__ void head_gradient_kernel(Heads h, const T *raw, const float *rstd, T *grad) {
     int64_t row = row_of_warp();
-    if (row >= r.count) return;
-    int64_t at = row_at(r, row);
-    auto here = in_memory(raw + at), out = in_memory((const T *)grad + at);
-    if (l.count == 0) {
-        write_gradient(kind, here, r.n, 0, rstd[row], w, out, out, grad + at, false);
+    if (row >= h.r.count) return;
+    int64_t at = h.at + row_at(h.r, row);
+    auto here = in_memory(raw + at), dy = in_memory((const T *)grad + at);
+    Norm m = {h.kind, h.r.n, h.w, 0, rstd[row]};
+    Target<RowInMemory<T>, T> to = {grad + at, dy, false};
+    if (h.l.count == 0) {
+        write_gradient(m, here, dy, to);
         return;
     }
-    float along = partials_sum(l, l.products, row) * rstd[row] / (float)l.n;
-    write_gradient_by(kind, here, r.n, 0, rstd[row], along, 0, w, out, out, grad + at, false);
+    float along = partials_sum(h.l, h.l.products, row) * m.rstd / (float)h.l.n;
+    write_gradient_by(m, {along, 0}, here, dy, to);
 }
 
 /* rstds from the sums of splits. */
@@ -290,12 +313,15 @@ __global__ void copy_values_kernel(int64_t tokens, int64_t values, int64_t wide,
 
 constexpr int AHEAD = 2; /* rows that a thread loads before it adds any */
 
-/* sums[split, i] += the sum over the split's rows of dy, or, if x is given, of dy (x - mean) rstd. means may
- * be NULL. blockIdx.x: the split, blockIdx.y: columns. */
+/* What is summed over rows: dy, or, if x is given, dy (x - mean) rstd. means may be NULL. */
+template <typename T> struct Terms {
+    const T *dy, *x;
+    const float *means, *rstds;
+};
+/* sums[split, i] += the sum over the split's rows. blockIdx.x: the split, blockIdx.y: columns. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    column_sums_kernel(Rows r, int64_t rows_of_split, const T *dy, const T *x, const float *means,
-                       const float *rstds, float *sums) {
+    column_sums_kernel(Rows r, int64_t rows_of_split, Terms<T> of, float *sums) {
     constexpr int N = AT_ONCE<T>;
     SHARED(float, room, COLUMN_ROOM<T>);
     int64_t column = first_column<T>(), begin = blockIdx.x * rows_of_split,
@@ -307,16 +333,16 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             int64_t one = row + k * DOWN<T>, at = row_at(r, one), stop = one < end ? r.n : 0;
-            bool there = x && stop;
-            grad[k] = load_pack<N>(dy + at, column, stop);
-            here[k] = x ? load_pack<N>(x + at, column, stop) : Pack<T, N>{};
-            mean[k] = there && means ? means[one] : 0, rstd[k] = there ? rstds[one] : 1;
+            bool there = of.x && stop;
+            grad[k] = load_pack<N>(of.dy + at, column, stop);
+            here[k] = of.x ? load_pack<N>(of.x + at, column, stop) : Pack<T, N>{};
+            mean[k] = there && of.means ? of.means[one] : 0, rstd[k] = there ? of.rstds[one] : 1;
         }
 #pragma unroll
         for (int k = 0; k < AHEAD; k++)
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                float more = FUSED(get(grad[k], i), x ? (get(here[k], i) - mean[k]) * rstd[k] : 1, sum[i]);
+                float more = FUSED(get(grad[k], i), of.x ? (get(here[k], i) - mean[k]) * rstd[k] : 1, sum[i]);
                 sum[i] = row + k * DOWN<T> < end ? more : sum[i];
             }
     }
@@ -355,10 +381,12 @@ template <typename T> INLINE Pack<T, AT_ONCE<T> / 2> staged_half(const uint32_t 
 /* part[chain, i] = the sum over the chain's rows of dy normed; and dx, as in norm_backward_kernel. */
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(32 / PACKS * WARP)
-    norm_gradients_kernel(NormKind kind, Chains c, int64_t n, const T *x, const float *w, const float *rstds,
-                          const T *dy, T *dx, bool add, float *part) {
+    norm_gradients_kernel(const NormBackwardArgs o, Chains c, float *part) {
     using R = RowInRegisters<T, PACKS>;
     using S = Tile<T, PACKS>;
+    const T *x = (const T *)o.x, *dy = (const T *)o.dy;
+    T *dx = (T *)o.dx;
+    int64_t n = o.hidden;
     constexpr int WORDS = 2 * S::HALVES, EACH = S::EACH;
     SHARED(uint32_t, room, S::WARPS * 2 * WORDS);
     SHARED(float, means, S::WARPS);
@@ -371,18 +399,18 @@ __global__ void __launch_bounds__(32 / PACKS * WARP)
     float sum[S::SUMS][EACH] = {};
     R here = {}, grad = {}, old = {};
     if (row < end) here.load(x + row * n, n), grad.load(dy + row * n, n);
-    if (row < end && add) old.load(dx + row * n, n);
+    if (row < end && o.add) old.load(dx + row * n, n);
     for (int64_t top = begin + chain; top < end; top += step, row += step) {
         if (row < end) {
-            float mean = row_mean(kind, here, n), rstd = rstds[row];
+            Norm m = {o.kind, n, o.w, row_mean(o.kind, here, n), o.rstd[row]};
             stage_row(room + 2 * warp * WORDS, here, n), stage_row(room + (2 * warp + 1) * WORDS, grad, n);
-            if (lane() == 0) means[warp] = mean, factors[warp] = rstd;
-            write_gradient(kind, here, n, mean, rstd, w, grad, old, dx + row * n, add);
+            if (lane() == 0) means[warp] = m.mean, factors[warp] = m.rstd;
+            write_gradient<R, T>(m, here, grad, {dx + row * n, old, o.add});
         }
         __syncthreads();
         int64_t next = row + step;
         if (next < end) here.load(x + next * n, n), grad.load(dy + next * n, n);
-        if (next < end && add) old.load(dx + next * n, n);
+        if (next < end && o.add) old.load(dx + next * n, n);
 #pragma unroll
         for (int s = 0; s < S::SUMS; s++) {
             int half = s * S::WARPS * WARP + (int)threadIdx.x;
@@ -448,27 +476,19 @@ __global__ void __launch_bounds__(THREADS)
 int64_t blocks_of_rows(int64_t rows) { return blocks_of(rows, BLOCK / WARP); }
 
 template <typename T>
-void add_columns(Device *d, OpId op, Rows r, int64_t rows_of_split, const T *dy, const T *x,
-                 const float *means, const float *rstds, float *sums) {
+void add_columns(Device *d, OpId op, Rows r, int64_t rows_of_split, Terms<T> of, float *sums) {
     Grid grid(blocks_of(r.count, rows_of_split), blocks_of(r.n, COLUMNS));
-    LAUNCH(d, op, column_sums_kernel<T>, grid, block_of_columns<T>(), 0, r, rows_of_split, dy, x, means,
-           rstds, sums);
-}
-
-template <typename T> void norm_rows(Device *d, const NormForwardArgs *o) {
-    const T *a = (const T *)o->a, *b = (const T *)o->b;
-    T *sum = (T *)o->sum, *y = (T *)o->y;
-    BY_PACKS(T, o->hidden, PACKS,
-             LAUNCH(d, OP_NORM_FORWARD, norm_forward_kernel<T>, blocks_of_rows(o->tokens), BLOCK, 0, o->kind,
-                    o->tokens, o->hidden, o->eps, a, b, o->w, o->bias, sum, y, o->rstd),
-             auto kernel = norm_held_kernel<T, PACKS>;
-             LAUNCH(d, OP_NORM_FORWARD, kernel, blocks_of_rows(o->tokens), BLOCK, 0, o->kind, o->tokens,
-                    o->hidden, o->eps, a, sum ? b : (const T *)NULL, o->w, o->bias, sum, y, o->rstd));
+    LAUNCH(d, op, column_sums_kernel<T>, grid, block_of_columns<T>(), 0, r, rows_of_split, of, sums);
 }
 
 void norm_forward(Device *d, const NormForwardArgs *o) {
     if (o->tokens == 0) return;
-    BY_DTYPE(o->c, T, norm_rows<T>(d, o));
+    int64_t blocks = blocks_of_rows(o->tokens);
+    BY_DTYPE(o->c, T,
+             BY_PACKS(T, o->hidden, PACKS,
+                      LAUNCH(d, OP_NORM_FORWARD, norm_forward_kernel<T>, blocks, BLOCK, 0, *o),
+                      auto kernel = norm_held_kernel<T, PACKS>;
+                      LAUNCH(d, OP_NORM_FORWARD, kernel, blocks, BLOCK, 0, *o)));
 }
 
 /* LayerNorm's column sums need the means of rows, which lie in scratch. */
@@ -480,21 +500,16 @@ template <typename T> void norm_weights(Device *d, const NormBackwardArgs *o, Ro
         LAUNCH(d, OP_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, o->kind, r, 0,
                x, means, (float *)NULL);
     }
-    add_columns(d, OP_NORM_BACKWARD, r, o->split_size, dy, x, means, o->rstd, o->dw);
+    add_columns<T>(d, OP_NORM_BACKWARD, r, o->split_size, {dy, x, means, o->rstd}, o->dw);
 }
 
 template <typename T> void norm_in_two(Device *d, const NormBackwardArgs *o) {
-    const T *x = (const T *)o->x, *dy = (const T *)o->dy;
-    T *dx = (T *)o->dx;
     if (o->dw) norm_weights<T>(d, o, {o->tokens, 1, o->hidden, o->hidden});
-    LAUNCH(d, OP_NORM_BACKWARD, norm_backward_kernel<T>, blocks_of_rows(o->tokens), BLOCK, 0, o->kind,
-           o->tokens, o->hidden, x, o->w, o->rstd, dy, dx, o->add);
+    LAUNCH(d, OP_NORM_BACKWARD, norm_backward_kernel<T>, blocks_of_rows(o->tokens), BLOCK, 0, *o);
 }
 
 /* In one pass over the rows; the sums of chains lie in scratch. */
 template <typename T, int PACKS> void norm_in_one(Device *d, const NormBackwardArgs *o, Chains c) {
-    const T *x = (const T *)o->x, *dy = (const T *)o->dy;
-    T *dx = (T *)o->dx;
     int64_t splits = blocks_of(c.tokens, c.split_size),
             most = blocks_of(smaller(c.tokens, c.split_size), DOWN<T>);
     int warps = Tile<T, PACKS>::WARPS, down = 1;
@@ -502,8 +517,8 @@ template <typename T, int PACKS> void norm_in_one(Device *d, const NormBackwardA
     c.together = warps / down;
     float *part = (float *)cuda_scratch(d, (size_t)(splits * c.count * o->hidden) * sizeof *part);
     auto kernel = norm_gradients_kernel<T, PACKS>;
-    LAUNCH(d, OP_NORM_BACKWARD, kernel, splits * blocks_of(c.count, c.together), warps * WARP, 0, o->kind, c,
-           o->hidden, x, o->w, o->rstd, dy, dx, o->add, part);
+    LAUNCH(d, OP_NORM_BACKWARD, kernel, splits * blocks_of(c.count, c.together), warps * WARP, 0, *o, c,
+           part);
     LAUNCH(d, OP_NORM_BACKWARD, fold_chains_kernel<T>, Grid(splits, blocks_of(o->hidden, COLUMNS)), THREADS,
            0, c, o->hidden, part, o->dw);
 }
@@ -527,19 +542,18 @@ void norm_backward(Device *d, const NormBackwardArgs *o) {
 void bias_backward(Device *d, const BiasBackwardArgs *o) {
     if (o->tokens == 0) return;
     Rows r = {o->tokens, 1, o->n, o->n};
-    BY_DTYPE(o->c, T,
-             add_columns(d, OP_BIAS_BACKWARD, r, o->split_size, (const T *)o->dy, (const T *)NULL, NULL, NULL,
-                         o->db));
+    BY_DTYPE(o->c, T, Terms<T> of = {(const T *)o->dy, NULL, NULL, NULL};
+             add_columns(d, OP_BIAS_BACKWARD, r, o->split_size, of, o->db));
 }
 
 int64_t row_of_qkv(AttentionShape s) { return (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim; }
 
-/* Rows of queries, or of keys; they begin *at elements after the start of a token. */
-Rows head_rows(AttentionShape s, bool flat, bool keys, int64_t *at) {
+/* Rows of queries, or of keys. */
+Rows head_rows(AttentionShape s, bool flat, bool keys) {
     int64_t heads = keys ? s.kv_heads : s.heads, groups = flat ? 1 : heads;
-    *at = keys ? (int64_t)s.heads * s.head_dim : 0;
     return {s.tokens * groups, groups, row_of_qkv(s), heads * s.head_dim / groups};
 }
+int64_t first_of_rows(AttentionShape s, bool keys) { return keys ? (int64_t)s.heads * s.head_dim : 0; }
 
 RowSplits row_splits(QkRows q, bool keys) {
     if (q.splits == 0) return {0, 0, 0, NULL, NULL};
@@ -547,16 +561,25 @@ RowSplits row_splits(QkRows q, bool keys) {
             q.products ? q.products + keys : NULL};
 }
 
+/* Args: of the forward or of the backward pass. */
+template <typename Args> Heads heads_of(const Args *o, bool keys) {
+    return {o->kind,
+            o->eps,
+            keys ? o->wk : o->wq,
+            first_of_rows(o->s, keys),
+            head_rows(o->s, o->rows.flat, keys),
+            row_splits(o->rows, keys)};
+}
+
 template <typename T> void norm_heads(Device *d, const QkNormForwardArgs *o) {
     const T *raw = (const T *)o->raw;
     T *out = (T *)o->out;
-    int64_t values = (int64_t)o->s.kv_heads * o->s.head_dim, at;
+    int64_t values = (int64_t)o->s.kv_heads * o->s.head_dim;
     LAUNCH(d, OP_QK_NORM_FORWARD, copy_values_kernel<T>, blocks_of_packs<AT_ONCE<T>>(o->s.tokens, values),
            BLOCK, 0, o->s.tokens, values, row_of_qkv(o->s), raw, out);
     for (int keys = 0; keys < 2; keys++) {
-        Rows r = head_rows(o->s, o->rows.flat, keys, &at);
-        LAUNCH(d, OP_QK_NORM_FORWARD, head_norm_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, o->kind, r,
-               row_splits(o->rows, keys), o->eps, raw + at, keys ? o->wk : o->wq, out + at);
+        Heads h = heads_of(o, keys);
+        LAUNCH(d, OP_QK_NORM_FORWARD, head_norm_kernel<T>, blocks_of_rows(h.r.count), BLOCK, 0, h, raw, out);
     }
 }
 
@@ -565,14 +588,13 @@ void qk_norm_forward(Device *d, const QkNormForwardArgs *o) {
     BY_DTYPE(o->c, T, norm_heads<T>(d, o));
 }
 
-template <typename T>
-void head_rstds(Device *d, NormKind kind, Rows r, RowSplits l, float eps, const T *raw, float *rstds) {
-    if (l.count > 0)
-        LAUNCH(d, OP_QK_NORM_BACKWARD, splits_rstd_kernel, blocks_of(r.count, BLOCK), BLOCK, 0, r.count, l,
-               eps, rstds);
+template <typename T> void head_rstds(Device *d, const Heads &h, const T *raw, float *rstds) {
+    if (h.l.count > 0)
+        LAUNCH(d, OP_QK_NORM_BACKWARD, splits_rstd_kernel, blocks_of(h.r.count, BLOCK), BLOCK, 0, h.r.count,
+               h.l, h.eps, rstds);
     else
-        LAUNCH(d, OP_QK_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r, eps,
-               raw, (float *)NULL, rstds);
+        LAUNCH(d, OP_QK_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(h.r.count), BLOCK, 0, h.kind,
+               h.r, h.eps, raw + h.at, (float *)NULL, rstds);
 }
 
 /* The weights' gradients come first, since the rows' gradients overwrite what they are computed from. */
@@ -580,24 +602,20 @@ template <typename T> void norm_heads_backward(Device *d, const QkNormBackwardAr
     const T *raw = (const T *)o->raw;
     T *dqkv = (T *)o->dqkv;
     for (int keys = 0; keys < 2; keys++) {
-        int64_t at;
-        Rows r = head_rows(o->s, o->rows.flat, keys, &at);
-        RowSplits l = row_splits(o->rows, keys);
-        float *rstds = (float *)cuda_scratch(d, (size_t)r.count * sizeof *rstds);
-        bool weighed = (keys ? o->wk : o->wq) != NULL;
-        int64_t count = !weighed ? 0 : r.groups < o->splits ? r.groups : o->splits;
+        Heads h = heads_of(o, keys);
+        float *rstds = (float *)cuda_scratch(d, (size_t)h.r.count * sizeof *rstds);
+        int64_t count = !h.w ? 0 : h.r.groups < o->splits ? h.r.groups : o->splits;
         for (int64_t i = 0; i < count; i++) { /* each run of heads by itself */
-            Rows part = r;
-            part.count /= count, part.groups /= count;
-            int64_t there = at + i * part.groups * part.n;
-            head_rstds(d, o->kind, part, l, o->eps, raw + there, rstds);
-            add_columns(d, OP_QK_NORM_BACKWARD, part, part.count, (const T *)dqkv + there, raw + there,
-                        (const float *)NULL, rstds,
-                        (keys ? o->dwk : o->dwq) + i * (o->splits / count) * part.n);
+            Heads part = h;
+            part.r.count /= count, part.r.groups /= count, part.at += i * part.r.groups * part.r.n;
+            head_rstds(d, part, raw, rstds);
+            add_columns<T>(d, OP_QK_NORM_BACKWARD, part.r, part.r.count,
+                           {dqkv + part.at, raw + part.at, NULL, rstds},
+                           (keys ? o->dwk : o->dwq) + i * (o->splits / count) * part.r.n);
         }
-        if (count != 1) head_rstds(d, o->kind, r, l, o->eps, raw + at, rstds);
-        LAUNCH(d, OP_QK_NORM_BACKWARD, head_gradient_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, o->kind, r,
-               l, raw + at, keys ? o->wk : o->wq, rstds, dqkv + at);
+        if (count != 1) head_rstds(d, h, raw, rstds);
+        LAUNCH(d, OP_QK_NORM_BACKWARD, head_gradient_kernel<T>, blocks_of_rows(h.r.count), BLOCK, 0, h, raw,
+               rstds, dqkv);
     }
 }
 
@@ -609,13 +627,17 @@ void qk_norm_backward(Device *d, const QkNormBackwardArgs *o) {
 template <typename T> void sum_heads(Device *d, const QkNormSumsArgs *o) {
     const T *raw = (const T *)o->raw, *dqkv = (const T *)o->dqkv;
     for (int keys = 0; keys < 2; keys++) {
-        int64_t at, first = o->splits.run[keys].skip, n = o->splits.run[keys].split_size,
-                    count = blocks_of(o->splits.run[keys].length, n);
-        Rows r = head_rows(o->s, true, keys, &at);
-        r.n = n, at += first;
-        LAUNCH(d, OP_QK_NORM_SUMS, head_sums_kernel<T>, blocks_of_rows(count * o->s.tokens), BLOCK, 0,
-               o->kind, r, count, raw + at, (keys ? o->wk : o->wq) + first,
-               dqkv ? dqkv + at : (const T *)NULL, o->sums + keys);
+        int64_t first = o->splits.run[keys].skip, n = o->splits.run[keys].split_size,
+                count = blocks_of(o->splits.run[keys].length, n);
+        Heads h = {o->kind,
+                   0,
+                   (keys ? o->wk : o->wq) + first,
+                   first_of_rows(o->s, keys) + first,
+                   head_rows(o->s, true, keys),
+                   {}};
+        h.r.n = n;
+        LAUNCH(d, OP_QK_NORM_SUMS, head_sums_kernel<T>, blocks_of_rows(count * o->s.tokens), BLOCK, 0, h,
+               count, raw, dqkv, o->sums + keys);
     }
 }
 

@@ -49,12 +49,13 @@ INLINE uint32_t word_of(const Bf16 *, StateStore s, uint64_t step, int64_t i) {
     return state_word(s, step, i);
 }
 
-template <typename T>
-__global__ void adamw_kernel(int64_t n, AdamW a, StateStore s, const OptimizerStep *step, float *param,
-                             const float *grad, T *m, T *v, Bf16 *copy) {
-    int64_t first = element() * N;
+template <typename T> __global__ void adamw_kernel(const AdamWArgs o) {
+    const AdamW &a = o.constants;
+    const OptimizerStep *step = o.step;
+    T *m = (T *)o.m, *v = (T *)o.v;
+    int64_t first = element() * N, n = o.n;
     if (first >= n) return;
-    Floats params = load_pack<N>(param, first, n), grads = load_pack<N>(grad, first, n);
+    Floats params = load_pack<N>(o.param, first, n), grads = load_pack<N>(o.grad, first, n);
     Pack<T, N> means = load_pack<N>(m, first, n), squares = load_pack<N>(v, first, n);
     Copies copies = {};
 #pragma unroll
@@ -67,61 +68,63 @@ __global__ void adamw_kernel(int64_t n, AdamW a, StateStore s, const OptimizerSt
         p -= step->lr * a.weight_decay * p + step->lr * move;
         put(params, i, p);
         put(copies, i, p);
-        uint32_t word = word_of(m, s, step->number, first + i);
+        uint32_t word = word_of(m, o.s, step->number, first + i);
         put_state(means, i, mean, word);
         put_state(squares, i, square, word >> 16);
     }
-    store_pack(param, first, n, params);
+    store_pack(o.param, first, n, params);
     store_pack(m, first, n, means);
     store_pack(v, first, n, squares);
-    if (copy) store_pack(copy, first, n, copies);
+    if (o.copy) store_pack((Bf16 *)o.copy, first, n, copies);
 }
 
-template <typename T>
-__global__ void sgd_kernel(int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param,
-                           const float *grad, T *momentum, Bf16 *copy) {
-    int64_t first = element() * N;
+template <typename T> __global__ void sgd_kernel(const SgdArgs o) {
+    const Sgd &a = o.constants;
+    const OptimizerStep *step = o.step;
+    T *momentum = (T *)o.momentum;
+    int64_t first = element() * N, n = o.n;
     if (first >= n) return;
-    Floats params = load_pack<N>(param, first, n), grads = load_pack<N>(grad, first, n);
+    Floats params = load_pack<N>(o.param, first, n), grads = load_pack<N>(o.grad, first, n);
     Pack<T, N> moments = {};
     if (momentum) moments = load_pack<N>(momentum, first, n);
     Copies copies = {};
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float p = get(params, i), g = get(grads, i) * step->grad_scale + o.weight_decay * p, move = g;
+        float p = get(params, i), g = get(grads, i) * step->grad_scale + a.weight_decay * p, move = g;
         if (momentum) {
-            float b = o.momentum * get(moments, i) + g;
-            put_state(moments, i, b, word_of(momentum, s, step->number, first + i));
-            move = o.nesterov ? g + o.momentum * b : b;
+            float b = a.momentum * get(moments, i) + g;
+            put_state(moments, i, b, word_of(momentum, o.s, step->number, first + i));
+            move = a.nesterov ? g + a.momentum * b : b;
         }
         p -= step->lr * move;
         put(params, i, p);
         put(copies, i, p);
     }
-    store_pack(param, first, n, params);
+    store_pack(o.param, first, n, params);
     if (momentum) store_pack(momentum, first, n, moments);
-    if (copy) store_pack(copy, first, n, copies);
+    if (o.copy) store_pack((Bf16 *)o.copy, first, n, copies);
 }
 
 /* ---- Muon ---- */
 
 /* A matrix is part of a parameter: its rows lie shape.row elements apart there, and are contiguous in x. */
-template <typename T>
-__global__ void muon_momentum_kernel(MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
-                                     const float *grad, T *momentum, float *x) {
-    Place at = place_of<N>(shape.cols);
-    if (at.row >= shape.rows) return;
-    int64_t begin = at.row * shape.row, first = at.column, n = shape.cols;
-    Floats grads = load_pack<N>(grad + begin, first, n);
+template <typename T> __global__ void muon_momentum_kernel(const MuonMomentumArgs o) {
+    const Muon &a = o.constants;
+    const OptimizerStep *step = o.step;
+    T *momentum = (T *)o.momentum;
+    Place at = place_of<N>(o.shape.cols);
+    if (at.row >= o.shape.rows) return;
+    int64_t begin = at.row * o.shape.row, first = at.column, n = o.shape.cols;
+    Floats grads = load_pack<N>(o.grad + begin, first, n);
     Pack<T, N> moments = load_pack<N>(momentum + begin, first, n);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float g = get(grads, i) * step->grad_scale, b = o.momentum * get(moments, i) + g;
-        put_state(moments, i, b, word_of(momentum, s, step->number, begin + first + i));
-        put(grads, i, o.nesterov ? g + o.momentum * b : b);
+        float g = get(grads, i) * step->grad_scale, b = a.momentum * get(moments, i) + g;
+        put_state(moments, i, b, word_of(momentum, o.s, step->number, begin + first + i));
+        put(grads, i, a.nesterov ? g + a.momentum * b : b);
     }
     store_pack(momentum + begin, first, n, moments);
-    store_pack(x + at.row * n, first, n, grads);
+    store_pack(o.x + at.row * n, first, n, grads);
 }
 
 /* The same as exact_value of base/exact.c, for a sum that is normalised, not negative, and below 2^1024. It
@@ -152,70 +155,67 @@ __global__ void muon_normalise_kernel(int64_t n, const float *factor, float *x) 
     store_pack(x, first, n, here);
 }
 
-__global__ void newton_schulz_kernel(int64_t m, float a, float b, float c, const float *gram, float *square) {
+__global__ void newton_schulz_kernel(const NewtonSchulzArgs o) {
+    int64_t m = o.m;
     Place at = place_of<N>(m);
     if (at.row >= m) return;
-    Floats grams = load_pack<N>(gram + at.row * m, at.column, m),
-           squares = load_pack<N>(square + at.row * m, at.column, m);
+    Floats grams = load_pack<N>(o.gram + at.row * m, at.column, m),
+           squares = load_pack<N>(o.square + at.row * m, at.column, m);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float middle = at.row == at.column + i ? a : 0;
-        put(squares, i, middle + (b * get(grams, i) + c * get(squares, i)));
+        float middle = at.row == at.column + i ? o.a : 0;
+        put(squares, i, middle + (o.b * get(grams, i) + o.c * get(squares, i)));
     }
-    store_pack(square + at.row * m, at.column, m, squares);
+    store_pack(o.square + at.row * m, at.column, m, squares);
 }
 
-__global__ void muon_apply_kernel(MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
-                                  float *param, Bf16 *copy) {
-    Place at = place_of<N>(shape.cols);
-    if (at.row >= shape.rows) return;
-    int64_t begin = at.row * shape.row, first = at.column, n = shape.cols;
-    Floats params = load_pack<N>(param + begin, first, n), moves = load_pack<N>(x + at.row * n, first, n);
+__global__ void muon_apply_kernel(const MuonApplyArgs o) {
+    const Muon &a = o.constants;
+    const OptimizerStep *step = o.step;
+    Place at = place_of<N>(o.shape.cols);
+    if (at.row >= o.shape.rows) return;
+    int64_t begin = at.row * o.shape.row, first = at.column, n = o.shape.cols;
+    Floats params = load_pack<N>(o.param + begin, first, n), moves = load_pack<N>(o.x + at.row * n, first, n);
     Copies copies = {};
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float p = get(params, i);
-        p -= step->lr * o.weight_decay * p + step->lr * o.scale * get(moves, i);
+        p -= step->lr * a.weight_decay * p + step->lr * a.scale * get(moves, i);
         put(params, i, p);
         put(copies, i, p);
     }
-    store_pack(param + begin, first, n, params);
-    if (copy) store_pack(copy + begin, first, n, copies);
+    store_pack(o.param + begin, first, n, params);
+    if (o.copy) store_pack((Bf16 *)o.copy + begin, first, n, copies);
 }
 
-__global__ void average_kernel(int64_t n, const OptimizerStep *step, const float *param, float *mean) {
-    int64_t first = element() * N;
-    Floats params = load_pack<N>(param, first, n), means = load_pack<N>(mean, first, n);
+__global__ void average_kernel(const AverageArgs o) {
+    int64_t first = element() * N, n = o.n;
+    Floats params = load_pack<N>(o.param, first, n), means = load_pack<N>(o.mean, first, n);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float m = get(means, i);
-        put(means, i, m + step->average * (get(params, i) - m));
+        put(means, i, m + o.step->average * (get(params, i) - m));
     }
-    store_pack(mean, first, n, means);
+    store_pack(o.mean, first, n, means);
 }
 
 /* ---- slots ---- */
 
 void adamw(Device *d, const AdamWArgs *o) {
     if (o->n == 0) return;
-    BY_DTYPE(o->s.type, T,
-             LAUNCH(d, OP_ADAMW, adamw_kernel<T>, blocks_of_packs<N>(o->n), BLOCK, 0, o->n, o->constants,
-                    o->s, o->step, o->param, o->grad, (T *)o->m, (T *)o->v, (Bf16 *)o->copy));
+    BY_DTYPE(o->s.type, T, LAUNCH(d, OP_ADAMW, adamw_kernel<T>, blocks_of_packs<N>(o->n), BLOCK, 0, *o));
 }
 
 void sgd(Device *d, const SgdArgs *o) {
     if (o->n == 0) return;
-    BY_DTYPE(o->s.type, T,
-             LAUNCH(d, OP_SGD, sgd_kernel<T>, blocks_of_packs<N>(o->n), BLOCK, 0, o->n, o->constants, o->s,
-                    o->step, o->param, o->grad, (T *)o->momentum, (Bf16 *)o->copy));
+    BY_DTYPE(o->s.type, T, LAUNCH(d, OP_SGD, sgd_kernel<T>, blocks_of_packs<N>(o->n), BLOCK, 0, *o));
 }
 
 void muon_momentum(Device *d, const MuonMomentumArgs *o) {
     if (o->shape.rows * o->shape.cols == 0) return;
     BY_DTYPE(o->s.type, T,
              LAUNCH(d, OP_MUON_MOMENTUM, muon_momentum_kernel<T>,
-                    blocks_of_packs<N>(o->shape.rows, o->shape.cols), BLOCK, 0, o->shape, o->constants, o->s,
-                    o->step, o->grad, (T *)o->momentum, o->x));
+                    blocks_of_packs<N>(o->shape.rows, o->shape.cols), BLOCK, 0, *o));
 }
 
 /* The factor lies in scratch. */
@@ -229,20 +229,17 @@ void muon_normalise(Device *d, const MuonNormaliseArgs *o) {
 
 void newton_schulz(Device *d, const NewtonSchulzArgs *o) {
     if (o->m > 0)
-        LAUNCH(d, OP_NEWTON_SCHULZ, newton_schulz_kernel, blocks_of_packs<N>(o->m, o->m), BLOCK, 0, o->m,
-               o->a, o->b, o->c, o->gram, o->square);
+        LAUNCH(d, OP_NEWTON_SCHULZ, newton_schulz_kernel, blocks_of_packs<N>(o->m, o->m), BLOCK, 0, *o);
 }
 
 void muon_apply(Device *d, const MuonApplyArgs *o) {
     if (o->shape.rows * o->shape.cols > 0)
         LAUNCH(d, OP_MUON_APPLY, muon_apply_kernel, blocks_of_packs<N>(o->shape.rows, o->shape.cols), BLOCK,
-               0, o->shape, o->constants, o->step, o->x, o->param, (Bf16 *)o->copy);
+               0, *o);
 }
 
 void average(Device *d, const AverageArgs *o) {
-    if (o->n > 0)
-        LAUNCH(d, OP_AVERAGE, average_kernel, blocks_of_packs<N>(o->n), BLOCK, 0, o->n, o->step, o->param,
-               o->mean);
+    if (o->n > 0) LAUNCH(d, OP_AVERAGE, average_kernel, blocks_of_packs<N>(o->n), BLOCK, 0, *o);
 }
 
 } // namespace

@@ -12,7 +12,6 @@
 #include "device/cuda/plugin/products.h"
 
 #include <cublasLt.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +19,12 @@
 #include "device/cuda/plugin/backend.h"
 
 enum { ALIGNMENT = CUDA_ALIGNMENT };
+
+typedef struct ProductShape {
+    bool trans_a, trans_b;
+    int64_t m, n, k, ldc;
+    Dtype ab_type, c_type;
+} ProductShape;
 
 typedef struct Plan {
     ProductShape shape;
@@ -169,16 +174,23 @@ static cublasStatus_t find_plan(Products *p, const ProductShape *s, const uint32
     return e;
 }
 
-bool products_run(Products *p, const ProductShape *s, const void *a, const void *b, void *c, bool accumulate,
-                  void *workspace, cudaStream_t stream, char *problem, size_t size) {
-    const uint32_t alignment[3] = {alignment_of(a), alignment_of(b), alignment_of(c)};
-    const float alpha = 1, beta = accumulate ? 1 : 0;
+const char *products_run(Products *p, const GemmArgs *o, void *workspace, cudaStream_t stream) {
+    const ProductShape s = {.trans_a = o->trans_a,
+                            .trans_b = o->trans_b,
+                            .m = o->m,
+                            .n = o->n,
+                            .k = o->k,
+                            .ldc = o->ldc,
+                            .ab_type = o->ab_type,
+                            .c_type = o->c_type};
+    const uint32_t alignment[3] = {alignment_of(o->a), alignment_of(o->b), alignment_of(o->c)};
+    const float alpha = 1, beta = o->accumulate ? 1 : 0;
     const Plan *plan;
     char *room = (char *)workspace + (ALIGNMENT - (uintptr_t)workspace % ALIGNMENT) % ALIGNMENT;
-    cublasStatus_t e = find_plan(p, s, alignment, &plan);
+    cublasStatus_t e = find_plan(p, &s, alignment, &plan);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmul(p->handle, plan->product, &alpha, b, plan->first, a, plan->second, &beta, c,
-                           plan->result, c, plan->result, &plan->algorithm, room, workspace_bytes(), stream);
-    if (e != CUBLAS_STATUS_SUCCESS) snprintf(problem, size, "cuBLASLt: %s", cublasLtGetStatusString(e));
-    return e == CUBLAS_STATUS_SUCCESS;
+        e = cublasLtMatmul(p->handle, plan->product, &alpha, o->b, plan->first, o->a, plan->second, &beta,
+                           o->c, plan->result, o->c, plan->result, &plan->algorithm, room, workspace_bytes(),
+                           stream);
+    return e == CUBLAS_STATUS_SUCCESS ? NULL : cublasLtGetStatusString(e);
 }

@@ -27,43 +27,42 @@ INLINE Pack<float, N> input_pack(ConvShape s, const T *x, const float *tail, int
 }
 
 /* Taps are added from the oldest token to the newest. */
-template <typename T>
-__global__ void conv_forward_kernel(ConvShape s, const T *x, const float *w, const int32_t *first_key,
-                                    const float *tail, T *y) {
+template <typename T> __global__ void conv_forward_kernel(const ConvForwardArgs o) {
     constexpr int N = AT_ONCE<T>;
+    ConvShape s = o.s;
     Place at = place_of<N>(s.width);
     int64_t t = at.row;
     if (t >= s.tokens) return;
     float sum[N] = {};
-    for (int64_t u = reach_of(s, first_key, t); u <= t; u++) {
-        Pack<float, N> weight = load_pack<N>(w + (s.taps - 1 - (t - u)) * s.width, at.column, s.width),
-                       here = input_pack<N>(s, x, tail, u, at.column);
+    for (int64_t u = reach_of(s, o.first_key, t); u <= t; u++) {
+        Pack<float, N> weight = load_pack<N>(o.w + (s.taps - 1 - (t - u)) * s.width, at.column, s.width),
+                       here = input_pack<N>(s, (const T *)o.x, o.tail, u, at.column);
 #pragma unroll
         for (int i = 0; i < N; i++) sum[i] = FUSED(get(weight, i), get(here, i), sum[i]);
     }
     Pack<T, N> out = {};
 #pragma unroll
     for (int i = 0; i < N; i++) put(out, i, sum[i] * sigmoid(sum[i]));
-    store_pack(y + t * s.width, at.column, s.width, out);
+    store_pack((T *)o.y + t * s.width, at.column, s.width, out);
 }
 
 /* The oldest row comes first, so that each row is read before it is overwritten. */
-template <typename T> __global__ void conv_tail_kernel(ConvShape s, const T *x, float *tail) {
+template <typename T> __global__ void conv_tail_kernel(const ConvForwardArgs o) {
     constexpr int N = AT_ONCE<T>;
+    ConvShape s = o.s;
     int64_t column = element() * N;
     if (column >= s.width) return;
     for (int64_t k = 0; k < s.taps - 1; k++)
-        store_pack(tail + k * s.width, column, s.width,
-                   input_pack<N>(s, x, tail, s.tokens - s.taps + 1 + k, column));
+        store_pack(o.tail + k * s.width, column, s.width,
+                   input_pack<N>(s, (const T *)o.x, o.tail, s.tokens - s.taps + 1 + k, column));
 }
 
 void conv_forward(Device *d, const ConvForwardArgs *o) {
     if (o->s.tokens * o->s.width == 0) return;
     BY_DTYPE(o->c, T, constexpr int N = AT_ONCE<T>; auto kernel = conv_forward_kernel<T>;
-             LAUNCH(d, OP_CONV_FORWARD, kernel, blocks_of_packs<N>(o->s.tokens, o->s.width), BLOCK, 0, o->s,
-                    (const T *)o->x, o->w, o->first_key, (const float *)o->tail, (T *)o->y);
+             LAUNCH(d, OP_CONV_FORWARD, kernel, blocks_of_packs<N>(o->s.tokens, o->s.width), BLOCK, 0, *o);
              if (o->tail) LAUNCH(d, OP_CONV_FORWARD, conv_tail_kernel<T>, blocks_of_packs<N>(o->s.width),
-                                 BLOCK, 0, o->s, (const T *)o->x, o->tail));
+                                 BLOCK, 0, *o));
 }
 
 constexpr int ROWS = THREADS / COLUMNS, CHUNK = 32; /* threads of a channel; tokens of a chunk */
@@ -96,25 +95,26 @@ template <int TAPS> struct ConvChannel {
 
 /* The gradients of tokens begin .. end-1, for which the TAPS - 1 tokens behind them are also read. */
 template <typename T, int TAPS>
-INLINE void conv_backward_chunk(ConvShape s, ConvChannel<TAPS> &own, int64_t channel, int64_t begin,
-                                int64_t end, const T *x, const int32_t *first_key, const T *dy, T *dx) {
+INLINE void conv_backward_chunk(const ConvBackwardArgs &o, ConvChannel<TAPS> &own, int64_t channel,
+                                int64_t begin, int64_t end) {
+    ConvShape s = o.s;
+    const T *x = (const T *)o.x, *dy = (const T *)o.dy;
     for (int64_t u = begin - TAPS + 1; u < begin; u++) own.move_on(u < 0 ? 0 : load(x, u * s.row + channel));
     for (int64_t t = begin; t < end + TAPS - 1; t++) {
         bool there = t < s.tokens;
         own.move_on(there ? load(x, t * s.row + channel) : 0);
         if (there)
-            own.add((int)(reach_of(s, first_key, t) - (t - TAPS + 1)), load(dy, t * s.width + channel),
+            own.add((int)(reach_of(s, o.first_key, t) - (t - TAPS + 1)), load(dy, t * s.width + channel),
                     t < end);
         int64_t whole = t - TAPS + 1; /* complete: no later token sees it */
-        if (whole >= begin) store(dx, whole * s.row + channel, own.grad[0]);
+        if (whole >= begin) store((T *)o.dx, whole * s.row + channel, own.grad[0]);
     }
 }
 
 /* A block has adjacent channels; the threads of a channel take chunks of tokens in turn. */
 template <typename T, int TAPS>
-__global__ void __launch_bounds__(THREADS)
-    conv_backward_kernel(ConvShape s, const T *x, const float *w, const int32_t *first_key, const T *dy,
-                         T *dx, float *dw) {
+__global__ void __launch_bounds__(THREADS) conv_backward_kernel(const ConvBackwardArgs o) {
+    ConvShape s = o.s;
     SHARED(float, room, ROWS *COLUMNS);
     int number = (int)(threadIdx.y * COLUMNS + threadIdx.x), without = TAPS - s.taps;
     int64_t channel = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
@@ -122,14 +122,14 @@ __global__ void __launch_bounds__(THREADS)
     ConvChannel<TAPS> own = {};
 #pragma unroll
     for (int k = 0; k < TAPS; k++)
-        if (mine && k >= without) own.weight[k] = w[(k - without) * s.width + channel];
+        if (mine && k >= without) own.weight[k] = o.w[(k - without) * s.width + channel];
     for (int64_t begin = threadIdx.y * CHUNK; mine && begin < s.tokens; begin += ROWS * CHUNK)
-        conv_backward_chunk(s, own, channel, begin, smaller(s.tokens, begin + CHUNK), x, first_key, dy, dx);
+        conv_backward_chunk<T>(o, own, channel, begin, smaller(s.tokens, begin + CHUNK));
 #pragma unroll
     for (int k = 0; k < TAPS; k++) {
         room[number] = own.sum[k];
         fold_rows(room, ROWS, number);
-        if (threadIdx.y == 0 && mine && k >= without) dw[(k - without) * s.width + channel] += room[number];
+        if (threadIdx.y == 0 && mine && k >= without) o.dw[(k - without) * s.width + channel] += room[number];
     }
 }
 
@@ -140,8 +140,7 @@ void conv_backward(Device *d, const ConvBackwardArgs *o) {
     BY_DTYPE(o->c, T,
              auto kernel =
                  o->s.taps <= FEW ? conv_backward_kernel<T, FEW> : conv_backward_kernel<T, CONV_TAPS>;
-             LAUNCH(d, OP_CONV_BACKWARD, kernel, blocks_of(o->s.width, COLUMNS), dim3(COLUMNS, ROWS), 0, o->s,
-                    (const T *)o->x, o->w, o->first_key, (const T *)o->dy, (T *)o->dx, o->dw));
+             LAUNCH(d, OP_CONV_BACKWARD, kernel, blocks_of(o->s.width, COLUMNS), dim3(COLUMNS, ROWS), 0, *o));
 }
 
 /* ---- recurrences ---- */
@@ -160,7 +159,7 @@ struct Coefficients {
 INLINE float decay_of(float lambda) { return (float)(-8 * log1p(exp((double)lambda))); }
 
 template <ScanKind KIND, typename T>
-INLINE Element element_at(ScanShape s, ScanInputs in, float decay, int64_t t, int64_t channel) {
+INLINE Element element_at(const ScanShape &s, const ScanInputs &in, float decay, int64_t t, int64_t channel) {
     const T *gates = (const T *)in.gates + t * s.gates_row + channel;
     return {{load(gates, 0), KIND == SCAN_MIN_GRU ? 0 : load(gates, s.width)},
             load((const T *)in.values, t * s.values_row + channel),
@@ -196,13 +195,12 @@ template <ScanKind KIND> INLINE Element slopes(Element e, float da, float db) {
 INLINE int64_t channel_of_thread(void) { return (int64_t)blockIdx.y * WARP + threadIdx.x; }
 
 template <typename T, ScanKind KIND>
-__global__ void __launch_bounds__(WARP)
-    scan_forward_kernel(ScanShape s, ScanInputs in, const int32_t *first_key, int64_t run, float *state,
-                        float *h) {
+__global__ void __launch_bounds__(WARP) scan_forward_kernel(const ScanForwardArgs o, int64_t run) {
     int64_t channel = channel_of_thread();
-    if (channel >= s.width) return;
-    Documents own = documents_of(first_key, s.tokens, run);
-    float decay = KIND == SCAN_HAWK ? decay_of(in.lambda[channel]) : 0, now = state ? state[channel] : 0;
+    if (channel >= o.s.width) return;
+    Documents own = documents_of(o.first_key, o.s.tokens, run);
+    float decay = KIND == SCAN_HAWK ? decay_of(o.in.lambda[channel]) : 0,
+          now = o.state ? o.state[channel] : 0;
     for (int64_t t = own.first; t < own.end; t += STEPS) {
         int count = (int)smaller(STEPS, own.end - t);
         Coefficients k[STEPS] = {};
@@ -210,85 +208,85 @@ __global__ void __launch_bounds__(WARP)
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
             if (i >= count) continue;
-            begins[i] = begins_at(first_key, t + i);
-            k[i] = coefficients<KIND>(element_at<KIND, T>(s, in, decay, t + i, channel));
+            begins[i] = begins_at(o.first_key, t + i);
+            k[i] = coefficients<KIND>(element_at<KIND, T>(o.s, o.in, decay, t + i, channel));
         }
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
             if (i >= count) continue;
             now = FUSED(k[i].a, begins[i] ? 0 : now, k[i].b);
-            h[(t + i) * s.width + channel] = now;
+            o.h[(t + i) * o.s.width + channel] = now;
         }
     }
-    if (state) state[channel] = now;
+    if (o.state) o.state[channel] = now;
 }
 
-template <typename T> __global__ void scan_gate_kernel(ScanShape s, const T *gate, const float *h, T *out) {
+template <typename T> __global__ void scan_gate_kernel(const ScanGateArgs o) {
     constexpr int N = AT_ONCE<T>;
+    ScanShape s = o.s;
     Place at = place_of<N>(s.width);
     if (at.row >= s.tokens) return;
-    Pack<T, N> x = load_pack<N>(gate + at.row * s.gate_row, at.column, s.width);
-    Pack<float, N> now = load_pack<N>(h + at.row * s.width, at.column, s.width);
+    Pack<T, N> x = load_pack<N>((const T *)o.gate + at.row * s.gate_row, at.column, s.width);
+    Pack<float, N> now = load_pack<N>(o.h + at.row * s.width, at.column, s.width);
 #pragma unroll
     for (int i = 0; i < N; i++) put(x, i, get(now, i) * (get(x, i) * sigmoid(get(x, i))));
-    store_pack(out + at.row * s.width, at.column, s.width, x);
+    store_pack((T *)o.out + at.row * s.width, at.column, s.width, x);
 }
 
 /* What the backward pass reads of a token and channel. */
-template <ScanKind KIND> struct Visit {
+template <ScanKind KIND> struct ScanPoint {
     Element e;
     float gate, dy, now, before;
     bool begins;
 };
 template <ScanKind KIND, typename T>
-INLINE Visit<KIND> visit(ScanShape s, ScanInputs in, const int32_t *first_key, const float *h, const T *dout,
-                         float decay, int64_t t, int64_t channel) {
-    Visit<KIND> v = {element_at<KIND, T>(s, in, decay, t, channel),
-                     load((const T *)in.gate, t * s.gate_row + channel),
-                     load(dout, t * s.width + channel),
-                     h[t * s.width + channel],
-                     0,
-                     t == 0 || begins_at(first_key, t)};
-    if (!v.begins) v.before = h[(t - 1) * s.width + channel];
+INLINE ScanPoint<KIND> scan_point(const ScanBackwardArgs &o, float decay, int64_t t, int64_t channel) {
+    ScanPoint<KIND> v = {element_at<KIND, T>(o.s, o.in, decay, t, channel),
+                         load((const T *)o.in.gate, t * o.s.gate_row + channel),
+                         load((const T *)o.dout, t * o.s.width + channel),
+                         o.h[t * o.s.width + channel],
+                         0,
+                         t == 0 || begins_at(o.first_key, t)};
+    if (!v.begins) v.before = o.h[(t - 1) * o.s.width + channel];
     return v;
 }
 
 /* Writes the gradients of a token. `later` is the gradient of the state from the token behind, and becomes
  * that of the state before. Returns the token's term of the decay's gradient. */
 template <ScanKind KIND, typename T>
-INLINE float retreat(ScanShape s, Visit<KIND> v, ScanGradients out, int64_t t, int64_t channel,
-                     float *later) {
+INLINE float scan_backward_step(const ScanBackwardArgs &o, const ScanPoint<KIND> &v, int64_t t,
+                                int64_t channel, float *later) {
+    ScanShape s = o.s;
     float q = sigmoid(v.gate), g = FUSED(v.dy, v.gate * q, *later);
     Element de = slopes<KIND>(v.e, g * v.before, g);
-    T *gates = (T *)out.gates + t * s.gates_row + channel;
+    T *gates = (T *)o.out.gates + t * s.gates_row + channel;
     *later = v.begins ? 0 : g * coefficients<KIND>(v.e).a;
     store(gates, 0, de.gate[0]);
     if (KIND != SCAN_MIN_GRU) store(gates, s.width, de.gate[1]);
-    store((T *)out.values, t * s.values_row + channel, de.value);
-    store((T *)out.gate, t * s.gate_row + channel, v.dy * v.now * silu_slope(v.gate, q));
+    store((T *)o.out.values, t * s.values_row + channel, de.value);
+    store((T *)o.out.gate, t * s.gate_row + channel, v.dy * v.now * silu_slope(v.gate, q));
     return de.decay;
 }
 
 /* decays: HAWK's sums, one for each run and channel. */
 template <typename T, ScanKind KIND>
 __global__ void __launch_bounds__(WARP)
-    scan_backward_kernel(ScanShape s, ScanInputs in, const int32_t *first_key, int64_t run, const float *h,
-                         const T *dout, ScanGradients out, float *decays) {
+    scan_backward_kernel(const ScanBackwardArgs o, int64_t run, float *decays) {
     int64_t channel = channel_of_thread();
-    if (channel >= s.width) return;
-    Documents own = documents_of(first_key, s.tokens, run);
-    float decay = KIND == SCAN_HAWK ? decay_of(in.lambda[channel]) : 0, later = 0, sum = 0;
+    if (channel >= o.s.width) return;
+    Documents own = documents_of(o.first_key, o.s.tokens, run);
+    float decay = KIND == SCAN_HAWK ? decay_of(o.in.lambda[channel]) : 0, later = 0, sum = 0;
     for (int64_t t = own.end - 1; t >= own.first; t -= STEPS) {
         int count = (int)smaller(STEPS, t + 1 - own.first);
-        Visit<KIND> of[STEPS] = {};
+        ScanPoint<KIND> of[STEPS] = {};
 #pragma unroll
         for (int i = 0; i < STEPS; i++)
-            if (i < count) of[i] = visit<KIND>(s, in, first_key, h, dout, decay, t - i, channel);
+            if (i < count) of[i] = scan_point<KIND, T>(o, decay, t - i, channel);
 #pragma unroll
         for (int i = 0; i < STEPS; i++)
-            if (i < count) sum += retreat<KIND, T>(s, of[i], out, t - i, channel, &later);
+            if (i < count) sum += scan_backward_step<KIND, T>(o, of[i], t - i, channel, &later);
     }
-    if (KIND == SCAN_HAWK) decays[blockIdx.x * s.width + channel] = sum;
+    if (KIND == SCAN_HAWK) decays[blockIdx.x * o.s.width + channel] = sum;
 }
 
 /* A thread has a channel. */
@@ -324,16 +322,14 @@ void scan_forward(Device *d, const ScanForwardArgs *o) {
     Grid grid(blocks_of(o->s.tokens, run), blocks_of(o->s.width, WARP));
     BY_DTYPE(o->c, T,
              BY_KIND(o->s.kind, KIND, auto kernel = scan_forward_kernel<T, KIND>;
-                     LAUNCH(d, OP_SCAN_FORWARD, kernel, grid, WARP, 0, o->s, o->in, o->first_key, run,
-                            o->state, o->h)));
+                     LAUNCH(d, OP_SCAN_FORWARD, kernel, grid, WARP, 0, *o, run)));
 }
 
 void scan_gate(Device *d, const ScanGateArgs *o) {
     if (o->s.tokens * o->s.width == 0) return;
     BY_DTYPE(o->c, T,
              LAUNCH(d, OP_SCAN_GATE, scan_gate_kernel<T>,
-                    blocks_of_packs<AT_ONCE<T>>(o->s.tokens, o->s.width), BLOCK, 0, o->s, (const T *)o->gate,
-                    o->h, (T *)o->out));
+                    blocks_of_packs<AT_ONCE<T>>(o->s.tokens, o->s.width), BLOCK, 0, *o));
 }
 
 /* There are at most RUNS runs, so the sums of 131,072 channels fit into any plan's scratch (needs.h). */
@@ -345,8 +341,7 @@ void scan_backward(Device *d, const ScanBackwardArgs *o) {
     float *decays = hawk ? (float *)cuda_scratch(d, (size_t)(runs * o->s.width) * sizeof *decays) : NULL;
     BY_DTYPE(o->c, T,
              BY_KIND(o->s.kind, KIND, auto kernel = scan_backward_kernel<T, KIND>;
-                     LAUNCH(d, OP_SCAN_BACKWARD, kernel, grid, WARP, 0, o->s, o->in, o->first_key, run, o->h,
-                            (const T *)o->dout, o->out, decays)));
+                     LAUNCH(d, OP_SCAN_BACKWARD, kernel, grid, WARP, 0, *o, run, decays)));
     if (hawk)
         LAUNCH(d, OP_SCAN_BACKWARD, scan_lambda_kernel, blocks_of(o->s.width, BLOCK), BLOCK, 0, o->s.width,
                runs, decays, o->in.lambda, o->out.lambda);

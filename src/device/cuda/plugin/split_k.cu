@@ -13,29 +13,24 @@ namespace {
 constexpr int TILE = 32, HALF = TILE / 2, PITCH = TILE + 1, LEVELS = 7; /* 2^6 splits */
 static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
 
-struct Product {
-    bool trans_a, trans_b;
-    int64_t m, n, k;
-};
-
 /* Loads terms at .. at+count-1 (indices of the inner dimension) of TILE rows of op(A) and of TILE columns of
  * op(B): [term][row], [term][column]. */
 template <typename T>
-INLINE void load_tiles(Product g, const T *a, const T *b, int64_t at, int64_t count, float *left,
-                       float *right) {
+INLINE void load_tiles(const GemmArgs &o, int64_t at, int count, float *left, float *right) {
+    const T *a = (const T *)o.a, *b = (const T *)o.b;
     for (int e = (int)threadIdx.x; e < TILE * TILE; e += BLOCK) {
         /* Adjacent threads read adjacent elements, whether the operand is transposed or not. */
         int fast = e % TILE, slow = e / TILE;
-        int row = g.trans_a ? fast : slow, term = g.trans_a ? slow : fast;
+        int row = o.trans_a ? fast : slow, term = o.trans_a ? slow : fast;
         int64_t i = (int64_t)blockIdx.x * TILE + row, p = at + term;
         left[term * PITCH + row] =
-            i < g.m && term < count ? load(a, g.trans_a ? p * g.m + i : i * g.k + p) : 0;
-        int column = g.trans_b ? slow : fast;
-        term = g.trans_b ? fast : slow;
+            i < o.m && term < count ? load(a, o.trans_a ? p * o.m + i : i * o.k + p) : 0;
+        int column = o.trans_b ? slow : fast;
+        term = o.trans_b ? fast : slow;
         int64_t j = (int64_t)blockIdx.y * TILE + column;
         p = at + term;
         right[term * PITCH + column] =
-            j < g.n && term < count ? load(b, g.trans_b ? j * g.k + p : p * g.n + j) : 0;
+            j < o.n && term < count ? load(b, o.trans_b ? j * o.k + p : p * o.n + j) : 0;
     }
 }
 
@@ -50,9 +45,9 @@ INLINE void add_terms(const float *left, const float *right, int x, int y, float
                     FUSED(left[p * PITCH + y + r * HALF], right[p * PITCH + x + c * HALF], sums[2 * r + c]);
 }
 
+/* count: splits. */
 template <typename T, typename C>
-__global__ void __launch_bounds__(BLOCK) split_k_kernel(Product g, const T *a, const T *b, C *c, int64_t ldc,
-                                                        bool accumulate, KSplit splits, int count) {
+__global__ void __launch_bounds__(BLOCK) split_k_kernel(const GemmArgs o, int count) {
     SHARED(float, left, TILE *PITCH);
     SHARED(float, right, TILE *PITCH);
     int x = (int)threadIdx.x % HALF, y = (int)threadIdx.x / HALF;
@@ -60,12 +55,12 @@ __global__ void __launch_bounds__(BLOCK) split_k_kernel(Product g, const T *a, c
     for (int split = 0; split < count; split++) {
         float sums[4] = {0, 0, 0, 0};
         int64_t run_start = 0;
-        for (int r = 0; r < splits.runs; run_start += splits.run[r++].length) {
-            run_start += splits.run[r].skip;
-            int64_t first = split * splits.run[r].split_size,
-                    end = smaller(splits.run[r].length, first + splits.run[r].split_size);
+        for (int r = 0; r < o.splits.runs; run_start += o.splits.run[r++].length) {
+            run_start += o.splits.run[r].skip;
+            int64_t first = split * o.splits.run[r].split_size,
+                    end = smaller(o.splits.run[r].length, first + o.splits.run[r].split_size);
             for (int64_t at = first; at < end; at += TILE) {
-                load_tiles(g, a, b, run_start + at, end - at, left, right);
+                load_tiles<T>(o, run_start + at, (int)smaller(TILE, end - at), left, right);
                 __syncthreads();
                 add_terms(left, right, x, y, sums);
                 __syncthreads();
@@ -78,16 +73,16 @@ __global__ void __launch_bounds__(BLOCK) split_k_kernel(Product g, const T *a, c
     for (int e = 0; e < 4; e++) {
         int64_t i = (int64_t)blockIdx.x * TILE + y + e / 2 * HALF,
                 j = (int64_t)blockIdx.y * TILE + x + e % 2 * HALF;
-        if (i >= g.m || j >= g.n) continue;
+        if (i >= o.m || j >= o.n) continue;
         float sum = trees[e].sum();
-        store(c, i * ldc + j, accumulate ? load(c, i * ldc + j) + sum : sum);
+        C *c = (C *)o.c;
+        store(c, i * o.ldc + j, o.accumulate ? load(c, i * o.ldc + j) + sum : sum);
     }
 }
 
 } // namespace
 
 extern "C" void split_k_gemm(Device *d, const GemmArgs *o) {
-    Product g = {o->trans_a, o->trans_b, o->m, o->n, o->k};
     int count = (int)blocks_of(o->splits.run[0].length, o->splits.run[0].split_size);
     Grid grid(blocks_of(o->m, TILE), blocks_of(o->n, TILE));
     if (count > SPLITS_MAX)
@@ -95,6 +90,5 @@ extern "C" void split_k_gemm(Device *d, const GemmArgs *o) {
                    (long long)o->n, count, SPLITS_MAX);
     BY_DTYPE(o->ab_type, T,
              BY_DTYPE(o->c_type, C, auto kernel = split_k_kernel<T, C>;
-                      LAUNCH(d, OP_GEMM, kernel, grid, BLOCK, 0, g, (const T *)o->a, (const T *)o->b,
-                             (C *)o->c, o->ldc, o->accumulate, o->splits, count)));
+                      LAUNCH(d, OP_GEMM, kernel, grid, BLOCK, 0, *o, count)));
 }
