@@ -53,19 +53,19 @@ race "rows of a head that write each other's terms" mamba.cu 's/row - r\.head \*
 race "columns that write each other's sums" mamba.cu 's/\* step \+ n;/* step;/' test_mamba
 race "runs that write each other's starts" mamba.cu 's/if \(own\.first == 0\) give_lanes/give_lanes/' test_mamba
 race "blocks that have the same channels" scans.cu 's/\(int64_t\)blockIdx.y \* WARP \+ threadIdx.x/threadIdx.x/' test_scan
-race "a barrier less between rows and their columns" norms.cu '/write_gradient\(kind, here, n, mean, rstd, w, grad/{n;n;d}' test_norm
+race "a barrier less between rows and their columns" norms.cu '/write_gradient<R, T>\(m, here, grad/{n;n;d}' test_norm
 race "a barrier less before a row's loss" loss.cu '/own\[i\] = r;/{n;n;d}' test_cross_entropy
 race "counting without atomics" gradients.cu 's/atomicAdd\(\(unsigned long long \*\)&refused->count, 1ull\)/refused->count++/' test_fixed
 race "blocks that have the same elements" packs.cuh@elements.cu 's/number = element\(\)/number = threadIdx.x/' test_rope test_queries_scale test_latent test_activation test_scale
 race "blocks that have the same elements" elements.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_elements test_activation
 race "blocks that have the same parameters" optimizers.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_updates test_muon
 race "blocks that have the same parts" gradients.cu 's/element\(\) \* (FOUR|TWO)/(int64_t)threadIdx.x * \1/' test_sum_parts test_fixed
-race "blocks that all have a row of the table" embedding.cu 's/ \|\| occurs\(ids, first, id\)//' test_embed
+race "blocks that all have a row of the table" embedding.cu 's/ \|\| occurs\(o\.ids, first, id\)//' test_embed
 race "a barrier less behind votes for ids" embedding.cu '/votes\[.*\] = vote;/,/__syncthreads/{/__syncthreads/d}' test_embed
 race "votes in the place of those that are read" embedding.cu 's/turn \^= WARP/turn ^= 0/' test_embed
 race "a largest number without atomics" gradients.cu 's/atomicMax\(\(unsigned long long \*\)&out->max, .*/out->max = (double)most;/' test_stats
 race "warps that add to limbs without atomics" gradients.cu 's/atomicAdd\(.*&limbs\[\(place >> 5\) \+ i\],/limbs[(place >> 5) + i] += (/' test_stats
 race "a barrier less in sums of a block" kernels.cuh@gradients.cu '0,/WARP\] = x;/{/WARP\] = x;/{n;d}}' test_loss_sum
-race "blocks that write for each other" norms.cu 's/if \(lane\(\) == 0\) rstd\[row\] = r;/rstd[0] = r;/' test_norm
+race "blocks that write for each other" norms.cu 's/if \(lane\(\) == 0\) o\.rstd\[row\] =/o.rstd[0] =/' test_norm
 race "tokens that write each other's sums" norms.cu 's/sums\[2 \* number\] = sum;/sums[0] = sum;/' test_qk_norm
 conclude "every race${PART:+ of part $PART} is found"
