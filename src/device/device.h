@@ -135,7 +135,8 @@ typedef struct DeviceCommunicators {
     /* ERR_PEER if a communicator has failed; never waits. */
     ErrorCode (*look)(Device *d, Error *err);
     bool (*reached)(Device *d, Event e); /* never waits */
-    /* Aborts what waits for a peer, so that host waits end; the communicators cannot be used again. */
+    /* Aborts what waits for a peer, so that host waits end soon; never waits itself. The communicators cannot
+     * be used again. */
     void (*abort)(Device *d);
 } DeviceCommunicators;
 

@@ -8,7 +8,10 @@
  *
  * WEFT_SIM_NCCL=fail:RANK, hang:RANK, stop:RANK: when ranks are joined, that rank fails, hangs in the call,
  * or is stopped (SIGSTOP). WEFT_SIM_NCCL=break:RANK: later, in a step of a run, a call of that rank fails. A
- * rank that gives up communicators prints a message. */
+ * rank that gives up communicators prints a message.
+ *
+ * An abort waits for the groups of all communicators that are not aborted with it, as the real one waits for
+ * the kernels of the GPU. */
 #include "cuda_runtime.h"
 #include "device/cuda/plugin/nccl.h"
 #include "sim.h"
@@ -23,6 +26,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,8 +35,9 @@
 struct ncclComm {
     std::string name;
     int ranks, rank, splits, error;
-    bool given_up;
-    std::vector<int> out, in; /* sockets by peer */
+    std::atomic<bool> given_up;
+    std::vector<int> out, in;  /* sockets by peer */
+    std::atomic<int> underway; /* groups that are queued and not done */
 };
 
 namespace {
@@ -133,6 +139,8 @@ struct Message {
 
 thread_local int depth;
 thread_local std::vector<Message> group;
+thread_local std::vector<ncclComm *> aborted;
+std::vector<ncclComm *> communicators; /* of this process; changed by one thread at a time */
 
 bool step_send(Message *m) {
     int s = m->comm->out[(size_t)m->peer];
@@ -199,14 +207,20 @@ bool asked_to(const char *what, int rank) {
     return asked && asked == std::string(what) + ":" + std::to_string(rank);
 }
 
+ncclComm *open_communicator(const std::string &name, int ranks, int rank) {
+    ncclComm *c = new ncclComm{name, ranks, rank, 0, NCCL_OK, {false}, {}, {}, {0}};
+    meet(c);
+    communicators.push_back(c);
+    return c;
+}
+
 int comm_init_rank(NcclComm *comm, int ranks, NcclKey key, int rank) {
     if (asked_to("fail", rank)) return SYSTEM_ERROR;
     if (asked_to("stop", rank)) raise(SIGSTOP);
     while (asked_to("hang", rank)) pause();
     own_rank = rank;
     sim_take("wire");
-    *comm = new ncclComm{key.internal, ranks, rank, 0, NCCL_OK, false, {}, {}};
-    meet(*comm);
+    *comm = open_communicator(key.internal, ranks, rank);
     return NCCL_OK;
 }
 
@@ -243,8 +257,7 @@ int comm_split(NcclComm c, int colour, int place, NcclComm *part, void *config) 
     if (colour == NCCL_NO_COLOUR) return NCCL_OK;
     std::string name = c->name + "." + std::to_string(split) + "." + std::to_string(colour);
     sim_take("wire");
-    *part = new ncclComm{name, ranks, place, 0, NCCL_OK, false, {}, {}};
-    meet(*part);
+    *part = open_communicator(name, ranks, place);
     return NCCL_OK;
 }
 
@@ -253,17 +266,28 @@ int comm_destroy(NcclComm c) {
         if (s >= 0) close(s);
     for (int s : c->in)
         if (s >= 0) close(s);
+    communicators.erase(std::find(communicators.begin(), communicators.end(), c));
     delete c;
     return NCCL_OK;
 }
 
-/* Queued groups still refer to it, so it is not deleted. */
-int comm_abort(NcclComm c) {
-    c->given_up = true;
-    fprintf(stderr, "cuda_sim: NCCL: rank %d gives up %s\n", own_rank, c->name.c_str());
-    for (int s : c->out) shutdown(s, SHUT_RDWR);
-    for (int s : c->in) shutdown(s, SHUT_RDWR);
+/* Queued groups still refer to them, so they are not deleted. */
+int end_aborts(void) {
+    for (ncclComm *c : aborted) {
+        fprintf(stderr, "cuda_sim: NCCL: rank %d gives up %s\n", own_rank, c->name.c_str());
+        for (int s : c->out) shutdown(s, SHUT_RDWR);
+        for (int s : c->in) shutdown(s, SHUT_RDWR);
+        c->given_up = true;
+    }
+    aborted.clear();
+    for (ncclComm *c : communicators)
+        while (c->underway > 0 && !c->given_up) usleep(1000);
     return NCCL_OK;
+}
+
+int comm_abort(NcclComm c) {
+    aborted.push_back(c);
+    return depth ? (int)NCCL_OK : end_aborts();
 }
 
 int get_async_error(NcclComm c, int *error) { return *error = c->error, NCCL_OK; }
@@ -272,14 +296,22 @@ int group_start(void) { return depth++, NCCL_OK; }
 
 int group_end(void) {
     if (depth == 0) return INVALID_ARGUMENT;
-    if (--depth || group.empty()) return NCCL_OK;
+    if (--depth) return NCCL_OK;
+    if (!aborted.empty()) return end_aborts();
+    if (group.empty()) return NCCL_OK;
     static int groups;
     if (++groups == BREAKS_AT && asked_to("break", own_rank)) return SYSTEM_ERROR;
     auto all = std::make_shared<std::vector<Message>>(std::move(group));
     group.clear();
     for (const Message &m : *all)
         if (m.stream != all->front().stream) broken("a group on several streams: the plugin makes none");
-    sim_queue_until(all->front().stream, [all] { return advance(all.get()); });
+    ncclComm *c = all->front().comm;
+    c->underway++;
+    sim_queue_until(all->front().stream, [all, c] {
+        bool done = advance(all.get());
+        if (done) c->underway--;
+        return done;
+    });
     return NCCL_OK;
 }
 

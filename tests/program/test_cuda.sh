@@ -1,7 +1,7 @@
 #!/bin/bash
 # The GPU plugin as users meet it: messages where there is none, and runs with cuda_sim, whose curve is the CPU's except for
 # rounding, with the same bits in any order of its streams, after a stop, and with any layout of the step.
-# ranks: 2
+# ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
 needs_simulated_gpu
 
@@ -194,6 +194,13 @@ broken() { exits "$1" train run.yaml run.dir="$2" run.device=cuda -n 2 mesh.dp_s
 WEFT_SIM_NCCL=break:1 broken 76 broken
 has err "weft: rank 1: NCCL: a message: unhandled system error"
 has err "cuda_sim: NCCL: rank 0 gives up" # ncclCommAbort
+# Ranks with three communicators, of which more than one has a group under way: who gives up one gives up all.
+WEFT_SIM_DEVICES=4 WEFT_SIM_NCCL=break:1 broken 76 broken4 -n 4 mesh.tp=2
+has err "weft: rank 1: NCCL: a message: unhandled system error"
+has err "gives up"
+for rank in 0 1 2 3; do
+    [[ $(grep -c "cuda_sim: NCCL: rank $rank gives up" err) =~ ^[03]$ ]] || fail "rank $rank does not give up all: $(cat err)"
+done
 broken 137 killed --inject kill:rank=1,step=3
 names_killed err 1 || fail "killed: $(tail -3 err)"
 hasnt err "nothing has come for"

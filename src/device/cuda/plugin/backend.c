@@ -459,11 +459,12 @@ ErrorCode cuda_open_stream(Device *d, DeviceStream s, Error *err) {
     return e == cudaSuccess ? OK : failed(err, ERR_UNAVAILABLE, "streams and pinned memory", e);
 }
 
-/* Also closes a backend that was opened only in part. */
+/* Also closes a backend that was opened only in part. If an abort of communicators hangs, everything stays:
+ * the process is about to end. */
 static void close_backend(Device *d) {
     Backend *b = backend_of(d);
     if (!b) return;
-    communicators_close(d);
+    if (!communicators_close(d)) return;
     for (int s = 0; s < DEVICE_STREAMS; s++) {
         if (b->streams[s]) cudaStreamSynchronize(b->streams[s]);
         for (int i = 0; i < RING; i++)

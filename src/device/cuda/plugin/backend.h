@@ -52,7 +52,7 @@ bool cuda_reached(Device *d, Event e);
 void cuda_identity(Device *d, char out[COMMUNICATOR_IDENTITY]);
 const DeviceCommunicators *communicators_table(void);
 int communicators_version(Error *err); /* of NCCL; 0 with err set if there is none */
-void communicators_close(Device *d);
+bool communicators_close(Device *d);   /* false: an abort of them does not end */
 
 /* Each file's slots of the op table. */
 void elements_fill(Ops *ops);

@@ -9,15 +9,22 @@
  * connects ranks, and allocates memory for that, at their first message; each communicator therefore sends
  * trial messages when it is made. */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "device/cuda/plugin/backend.h"
 #include "device/cuda/plugin/library.h"
 #include "device/cuda/plugin/nccl.h"
 
-enum { TRIAL = 256 /* bytes */, OLDEST = 21800 /* the first version that splits communicators */ };
+enum {
+    TRIAL = 256,          /* bytes */
+    OLDEST = 21800,       /* the first version that splits communicators */
+    GROUPS_ABORTS = 22200 /* the first that takes aborts in a group */
+};
+enum { ABORT_SECONDS = 5 };
 
 struct Communicators {
     Nccl nccl;
@@ -25,6 +32,11 @@ struct Communicators {
     int ranks, count;
     int error; /* the first error, or NCCL_OK */
     char *trial;
+    /* What was given up, and the thread that aborts it. */
+    NcclComm aborted[DEVICE_STREAMS + 1];
+    int aborts;
+    bool aborting;
+    pthread_t aborter;
 };
 
 /* ---- the library ---- */
@@ -205,28 +217,62 @@ static ErrorCode look(Device *d, Error *err) {
     return failed(w, w->error, "a wire", err);
 }
 
-static void each_communicator(Communicators *w, int (*function)(NcclComm comm)) {
+/* Moves all open communicators to `to` [DEVICE_STREAMS + 1]; returns their number. */
+static int take_all(Communicators *w, NcclComm *to) {
+    int count = 0;
     for (int s = ON_COMMUNICATORS; s < ON_COMMUNICATORS + w->count; s++) {
-        if (w->communicator[s]) function(w->communicator[s]);
+        if (w->communicator[s]) to[count++] = w->communicator[s];
         w->communicator[s] = NULL;
     }
-    if (w->all) function(w->all);
+    if (w->all) to[count++] = w->all;
     w->all = NULL;
+    return count;
 }
 
+/* Aborting one communicator waits for the GPU, where the kernel of another may spin until that one is aborted
+ * too (nccl#549, nccl#1013). Aborts in a group tell all kernels to end before any of them waits. */
+static void *abort_all(void *device) {
+    Device *d = device;
+    Communicators *w = *cuda_communicators(d);
+    int version = 0;
+    cuda_choose(d);
+    w->nccl.GetVersion(&version);
+    if (version >= GROUPS_ABORTS) w->nccl.GroupStart();
+    for (int i = 0; i < w->aborts; i++) w->nccl.CommAbort(w->aborted[i]);
+    if (version >= GROUPS_ABORTS) w->nccl.GroupEnd();
+    return NULL;
+}
+
+/* On a thread of its own, since an abort may wait for a peer that is gone (nccl#863), and the caller holds a
+ * mutex that reporting the failure needs. */
 static void abort_communicators(Device *d) {
     Communicators *w = *cuda_communicators(d);
-    cuda_choose(d);
-    each_communicator(w, w->nccl.CommAbort);
+    if (w->aborting) return;
+    w->aborts = take_all(w, w->aborted);
+    w->aborting = pthread_create(&w->aborter, NULL, abort_all, d) == 0;
+    if (!w->aborting) abort_all(d);
 }
 
-void communicators_close(Device *d) {
-    Communicators **w = cuda_communicators(d);
-    if (!*w) return;
-    each_communicator(*w, (*w)->nccl.CommDestroy);
-    if ((*w)->trial) d->runtime.give(d, (*w)->trial, 2 * TRIAL);
-    free(*w);
-    *w = NULL;
+/* Whether the abort has ended, after waiting for it up to ABORT_SECONDS. */
+static bool abort_has_ended(Communicators *w) {
+    struct timespec until;
+    if (!w->aborting) return true;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += ABORT_SECONDS;
+    return pthread_timedjoin_np(w->aborter, NULL, &until) == 0;
+}
+
+bool communicators_close(Device *d) {
+    Communicators **at = cuda_communicators(d), *w = *at;
+    NcclComm open[DEVICE_STREAMS + 1];
+    if (!w) return true;
+    if (!abort_has_ended(w)) return false;
+    int count = take_all(w, open);
+    for (int i = 0; i < count; i++) w->nccl.CommDestroy(open[i]);
+    if (w->trial) d->runtime.give(d, w->trial, 2 * TRIAL);
+    free(w);
+    *at = NULL;
+    return true;
 }
 
 const DeviceCommunicators *communicators_table(void) {
