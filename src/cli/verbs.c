@@ -12,6 +12,7 @@ extern const Verb verb_audit;
 extern const Verb verb_checkpoint;
 extern const Verb verb_compare;
 extern const Verb verb_config;
+extern const Verb verb_data_inspect;
 extern const Verb verb_data_prune;
 extern const Verb verb_doctor;
 extern const Verb verb_eval;
@@ -52,6 +53,7 @@ const Verb *const verbs[] = {
     &verb_models,
     &verb_checkpoint,
     &verb_tokenize,
+    &verb_data_inspect,
     &verb_data_prune,
     &verb_watch,
     &verb_report,

@@ -174,6 +174,7 @@ static ErrorCode parse_tools(const Conversation *v, cJSON *line, Error *err) {
 
 static ErrorCode read_shared(Conversation *v, cJSON *line, cJSON *list, Error *err) {
     int number = 1;
+    v->form = CHAT_SHAREGPT;
     add_system(v, line, list);
     for (cJSON *item = list->child; item; item = item->next) TRY(add_shared(v, number++, item, err));
     return parse_tools(v, line, err);
@@ -185,6 +186,7 @@ static ErrorCode read_list(Conversation *v, ChatForm form, cJSON *line, const ch
         return error_set(err, ERR_DATA, "%s: \"%s\" is no list of messages", v->where, name);
     if (form == CHAT_SHAREGPT || (form == CHAT_AUTO && is_shared(list)))
         return read_shared(v, line, list, err);
+    v->form = CHAT_MESSAGES;
     take_messages(v, list);
     return OK;
 }
@@ -303,6 +305,7 @@ static ErrorCode find_form(const Conversation *v, ChatForm form, const cJSON *li
 static ErrorCode read_form(Conversation *v, ChatForm form, cJSON *line, const char *key, Error *err) {
     Sign found = {0};
     TRY(find_form(v, form, line, key, &found, err));
+    v->form = found.form;
     if (found.form == CHAT_ALPACA) return read_alpaca(v, line, err);
     if (found.form == CHAT_PROMPT_COMPLETION) return read_pair(v, line, err);
     return read_list(v, form, line, found.first, err);

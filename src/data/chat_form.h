@@ -19,6 +19,7 @@ typedef struct Conversation {
     const char *where;        /* "file:line" */
     cJSON *messages;          /* an array of objects with a role; the caller frees it, also after an error */
     cJSON *tools, *variables; /* for the template, owned by the line; NULL: none */
+    ChatForm form;            /* as which the line was read */
     int count, first;         /* messages; those from `first` on may be trained on */
 } Conversation;
 

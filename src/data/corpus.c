@@ -228,6 +228,13 @@ uint64_t corpus_stored_position(const CorpusReader *r) {
     if (r->objects) return parquet_rows_stored_position(r->objects);
     return r->rows ? parquet_stored_position(r->rows) : input_stored_position(r->input);
 }
+double corpus_stored_given(const CorpusReader *r) {
+    double stored = (double)corpus_stored_position(r), given = (double)r->position.offset;
+    double ahead = r->input ? (double)(r->end - r->begin) : 0;
+    return ahead > 0 ? stored * given / (given + ahead) : stored;
+}
+
+bool corpus_is_array(const CorpusReader *r) { return r->array; }
 uint64_t corpus_text_bytes(const CorpusReader *r) { return r->check.bytes; }
 uint64_t corpus_invalid_bytes(const CorpusReader *r) { return r->check.invalid; }
 

@@ -80,6 +80,9 @@ ErrorCode corpus_next(CorpusReader *reader, CorpusChunk *chunk, bool *more, Erro
 void corpus_shrink(CorpusReader *reader); /* frees the memory of a long chunk that is no longer used */
 CorpusPosition corpus_position(const CorpusReader *reader); /* after the last chunk */
 uint64_t corpus_stored_position(const CorpusReader *reader);
+/* The same without what was read ahead, about; to estimate what the rest of the file holds. */
+double corpus_stored_given(const CorpusReader *reader);
+bool corpus_is_array(const CorpusReader *reader);          /* of JSON */
 uint64_t corpus_text_bytes(const CorpusReader *reader);    /* of all chunks so far */
 uint64_t corpus_invalid_bytes(const CorpusReader *reader); /* of these, not UTF-8 */
 uint64_t corpus_null_rows(const CorpusReader *reader);     /* rows so far that are null */

@@ -23,11 +23,12 @@ static SourceFormat format_of(const DataSource *s) {
 /* The id between documents; -1 for none, -2 for a word that is no id. */
 static int32_t end_of(const DataSource *s, const Tokenizer *t) {
     char *rest;
-    if (!is_given(s->end)) return tokenizer_eos(t);
+    int32_t vocabulary = t ? tokenizer_vocab_size(t) : INT32_MAX;
+    if (!is_given(s->end)) return t ? tokenizer_eos(t) : -1;
     if (strcmp(s->end, "none") == 0) return -1;
     errno = 0;
     long id = strtol(s->end, &rest, 10);
-    return *rest || errno || id < 0 || id >= tokenizer_vocab_size(t) ? -2 : (int32_t)id;
+    return *rest || errno || id < 0 || id >= vocabulary ? -2 : (int32_t)id;
 }
 
 static ErrorCode check_end(const DataSource *s, const Tokenizer *t, Error *err) {
@@ -82,7 +83,7 @@ ErrorCode source_check(const DataSource *s, char *const *paths, char *const *ind
         TRY(check_file(s, paths[i], err));
         needs_end |= s->format == FORMAT_TOKENS && !indices[i];
     }
-    return needs_end ? check_end(s, t, err) : OK;
+    return needs_end && t ? check_end(s, t, err) : OK;
 }
 
 char *source_index(const DataSource *s, const char *path) {
@@ -94,7 +95,7 @@ char *source_index(const DataSource *s, const char *path) {
 CorpusFile *source_files(const DataSource *s, char *const *paths, size_t count, const Tokenizer *t) {
     CorpusFile *files = mem_alloc_array(count, sizeof *files);
     TokenFileOptions tokens = {(TokenType)s->dtype, (TokenBoundary)s->boundary, end_of(s, t),
-                               (uint64_t)tokenizer_vocab_size(t), NULL};
+                               t ? (uint64_t)tokenizer_vocab_size(t) : UINT64_C(1) << 31, NULL};
     for (size_t i = 0; i < count; i++)
         files[i] = (CorpusFile){.path = paths[i],
                                 .format = format_of(s),

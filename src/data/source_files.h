@@ -4,7 +4,9 @@
 
 #include "data/corpus.h"
 
-/* ERR_CONFIG where a key of the source does not belong to the format of one of its files: it would be passed
+/* Without a tokenizer (t NULL), ids may have any value, and only `end` tells documents.
+ *
+ * ERR_CONFIG where a key of the source does not belong to the format of one of its files: it would be passed
  * over in silence. `indices`: of source_index. */
 ErrorCode source_check(const DataSource *source, char *const *paths, char *const *indices, size_t count,
                        const Tokenizer *t, Error *err);

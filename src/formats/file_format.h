@@ -24,6 +24,8 @@ typedef struct FileEnds {
 
 typedef enum FileKind {
     KIND_NOT_TEXT, /* refused, unless raw bytes are asked for */
+    KIND_PARQUET,  /* the same, unless the source names a column */
+    KIND_TOKENS,   /* the same, unless the source has tokens */
     KIND_UTF16,    /* the same, unless it is what is asked for */
     KIND_PACKED,   /* always refused: nobody wants to train on compressed bytes */
     KIND_ZSTD,

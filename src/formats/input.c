@@ -55,15 +55,6 @@ static ErrorCode read_some(Input *input, char *out, size_t capacity, size_t *got
     return OK;
 }
 
-static ErrorCode stored_ends(const Input *input, FileEnds *ends, Error *err) {
-    uint64_t size = input->file.size;
-    *ends = (FileEnds){.path = input->file.path, .size = size};
-    ends->head_length = size < sizeof ends->head ? (size_t)size : sizeof ends->head;
-    ends->tail_length = size < sizeof ends->tail ? (size_t)size : sizeof ends->tail;
-    TRY(stored_read(&input->file, 0, ends->head, ends->head_length, err));
-    return stored_read(&input->file, size - ends->tail_length, ends->tail, ends->tail_length, err);
-}
-
 static ErrorCode start_decoder(Input *input, const Decoder *decoder, Error *err) {
     input->decoder = decoder;
     input->state = decoder->open();
@@ -78,7 +69,7 @@ static ErrorCode start_decoder(Input *input, const Decoder *decoder, Error *err)
 /* Decides by content, since names may be wrong: an xz file named .txt would otherwise be trained on. */
 static ErrorCode recognise(Input *input, Error *err) {
     FileEnds ends;
-    TRY(stored_ends(input, &ends, err));
+    TRY(stored_ends(&input->file, &ends, err));
     const FileFormat *format = file_format_of(&ends);
     if (!format) return OK;
     const Decoder *decoder = decoder_of(format->kind);

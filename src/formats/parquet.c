@@ -198,6 +198,7 @@ void parquet_close(Parquet *p) {
     free(p);
 }
 
+const ParquetColumn *parquet_column(const Parquet *p) { return &p->found; }
 bool parquet_is_text(const Parquet *p) { return p->found.text; }
 uint64_t parquet_nulls(const Parquet *p) { return p->nulls; }
 uint64_t parquet_stored_position(const Parquet *p) { return p->at; }

@@ -21,7 +21,8 @@ typedef struct Parquet Parquet;
 
 /* `column`: its name, with dots for members of structs. */
 ErrorCode parquet_open(Parquet **parquet, const char *path, const char *column, Error *err);
-void parquet_close(Parquet *parquet);         /* NULL is fine */
+void parquet_close(Parquet *parquet); /* NULL is fine */
+const ParquetColumn *parquet_column(const Parquet *parquet);
 bool parquet_is_text(const Parquet *parquet); /* declared as text, not as bytes of any kind */
 
 /* A value, valid until the next call. */

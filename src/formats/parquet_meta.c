@@ -123,6 +123,12 @@ static void note_string(Walk *w) {
     text_printf(&w->strings, "%s%s", w->strings.length ? ", " : "", name);
 }
 
+static const char *type_name(int type) {
+    static const char *const names[] = {"BOOLEAN", "INT32",  "INT64",      "INT96",
+                                        "FLOAT",   "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"};
+    return type >= 0 && type < 8 ? names[type] : "an unknown type";
+}
+
 static void list_leaf(const Walk *w, const Element *e, const Place *at) {
     ParquetLeaves *l = w->leaves_out;
     if (l->count == l->capacity) {
@@ -133,7 +139,8 @@ static void list_leaf(const Walk *w, const Element *e, const Place *at) {
     char *path = mem_alloc(length + 1);
     if (length) memcpy(path, w->path.data, length);
     int member = at->lists ? at->depth - at->element_depth : 0;
-    l->items[l->count++] = (ParquetLeaf){path, is_text(e), at->lists, at->list_level, member};
+    l->items[l->count++] = (ParquetLeaf){path,      is_text(e),     is_text(e) ? "text" : type_name(e->type),
+                                         at->lists, at->list_level, member};
 }
 
 static void see_leaf(Walk *w, const Element *e, const Place *at) {
@@ -216,12 +223,6 @@ static ErrorCode read_schema(Footer *f, Thrift *t, const ThriftField *field, Err
     w->elements = NULL;
     free(elements);
     return wrong ? damaged(f, wrong, err) : OK;
-}
-
-static const char *type_name(int type) {
-    static const char *const names[] = {"BOOLEAN", "INT32",  "INT64",      "INT96",
-                                        "FLOAT",   "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"};
-    return type >= 0 && type < 8 ? names[type] : "an unknown type";
 }
 
 /* What is there instead, since another name for the text is the commonest mistake. */

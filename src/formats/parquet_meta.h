@@ -28,11 +28,12 @@ typedef struct ParquetColumn {
 
 /* A column of strings or of anything else, as the schema has it. */
 typedef struct ParquetLeaf {
-    char *path;     /* with dots, of 1000 bytes at most */
-    bool text;      /* it could be read */
-    int lists;      /* it is in, one inside of the other */
-    int list_level; /* definition level from which on the outermost list has an element */
-    int member;     /* 0: the element of the list itself, 1: a member of the struct, more: deeper */
+    char *path;       /* with dots, of 1000 bytes at most */
+    bool text;        /* it could be read */
+    const char *type; /* "text", or as the format calls it: "INT64" */
+    int lists;        /* it is in, one inside of the other */
+    int list_level;   /* definition level from which on the outermost list has an element */
+    int member;       /* 0: the element of the list itself, 1: a member of the struct, more: deeper */
 } ParquetLeaf;
 typedef struct ParquetLeaves {
     ParquetLeaf *items;

@@ -41,3 +41,12 @@ ErrorCode stored_read(const StoredFile *file, uint64_t at, void *out, size_t cou
     }
     return OK;
 }
+
+ErrorCode stored_ends(const StoredFile *file, FileEnds *ends, Error *err) {
+    uint64_t size = file->size;
+    *ends = (FileEnds){.path = file->path, .size = size};
+    ends->head_length = size < sizeof ends->head ? (size_t)size : sizeof ends->head;
+    ends->tail_length = size < sizeof ends->tail ? (size_t)size : sizeof ends->tail;
+    TRY(stored_read(file, 0, ends->head, ends->head_length, err));
+    return stored_read(file, size - ends->tail_length, ends->tail, ends->tail_length, err);
+}

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "formats/file_format.h"
 
 typedef struct StoredFile {
     char *path;
@@ -18,5 +19,7 @@ ErrorCode stored_open(StoredFile *file, const char *path, Error *err);
 void stored_close(StoredFile *file);
 /* Reads exactly `count` bytes from byte `at` on. ERR_DATA if the file has become shorter. */
 ErrorCode stored_read(const StoredFile *file, uint64_t at, void *out, size_t count, Error *err);
+/* Its first and last bytes, by which it is recognised. */
+ErrorCode stored_ends(const StoredFile *file, FileEnds *ends, Error *err);
 
 #endif

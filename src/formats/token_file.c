@@ -370,6 +370,8 @@ ErrorCode token_file_open(TokenFile **out, const char *path, const TokenFileOpti
     return code;
 }
 
+TokenType token_file_type(const TokenFile *f) { return f->type; }
+
 void token_file_close(TokenFile *f) {
     if (!f) return;
     token_index_close(f->index);

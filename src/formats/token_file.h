@@ -35,6 +35,7 @@ typedef struct TokenFile TokenFile;
 
 ErrorCode token_file_open(TokenFile **file, const char *path, const TokenFileOptions *options, Error *err);
 void token_file_close(TokenFile *file); /* NULL is fine */
+TokenType token_file_type(const TokenFile *file);
 
 /* A part of a document, valid until the next call. */
 typedef struct TokenPiece {
