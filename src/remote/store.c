@@ -40,7 +40,9 @@ ErrorCode store_open(RemoteStore **store, const char *cache_dir, uint64_t limit,
     s->fd = -1;
     char *locks = path_join(s->dir, "in-use");
     ErrorCode code = file_make_dirs(s->dir, err);
-    if (code == OK) code = file_open_own(locks, O_RDWR | O_CREAT, &s->fd, err);
+    /* In a directory of somebody else, copies can be used, though none be fetched. */
+    if (code == OK && file_open_own(locks, O_RDWR | O_CREAT, &s->fd, NULL) != OK)
+        code = file_open_own(locks, O_RDONLY, &s->fd, err);
     free(locks);
     if (code != OK) {
         store_close(s);
