@@ -425,9 +425,9 @@ static ErrorCode recognise(Survey *s, CorpusFile *file, const SurveyOptions *o, 
     TRY(stored_open(&stored, file->path, err));
     s->figures.stored = stored.size;
     ErrorCode code = stored_ends(&stored, &ends, err);
-    stored_close(&stored);
+    const FileFormat *format = code == OK ? file_format_of(&ends) : NULL;
+    stored_close(&stored); /* its path is that of the ends */
     if (code != OK) return code;
-    const FileFormat *format = file_format_of(&ends);
     const Decoder *decoder = format ? decoder_of(format->kind) : NULL;
     if (decoder) s->compression = decoder->name;
     s->recognised = "as its source says";
