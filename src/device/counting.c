@@ -93,7 +93,7 @@ static void sinks_backward(Device *d, const SinksBackwardArgs *o) {
 }
 
 static double latent_elements(LatentShape s) {
-    return by(s.tokens, (int64_t)s.heads * (4 * latent_head(s) + s.plain + s.value) + s.turned);
+    return by(s.tokens, (int64_t)s.heads * (4 * latent_head(s) + s.nope + s.value) + s.rope);
 }
 
 static void latent_forward(Device *d, const LatentForwardArgs *o) {
@@ -126,7 +126,7 @@ static void norm_backward(Device *d, const NormBackwardArgs *o) {
 static double heads_of(AttentionShape s) {
     return by(s.tokens, (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim);
 }
-static double turned_of(AttentionShape s) {
+static double rope_of(AttentionShape s) {
     return by(s.tokens, (s.heads + (int64_t)s.kv_heads) * (s.rotary > 0 ? s.rotary : s.head_dim));
 }
 
@@ -139,7 +139,7 @@ static void qk_norm_backward(Device *d, const QkNormBackwardArgs *o) {
 static void qk_norm_sums(Device *d, const QkNormSumsArgs *o) {
     tell(d, OP_QK_NORM_SUMS, (o->dqkv ? 2 : 1) * heads_of(o->s), of(o->c));
 }
-static void rope(Device *d, const RopeArgs *o) { tell(d, OP_ROPE, 2 * turned_of(o->s), of(o->c)); }
+static void rope(Device *d, const RopeArgs *o) { tell(d, OP_ROPE, 2 * rope_of(o->s), of(o->c)); }
 static void queries_scale(Device *d, const QueriesScaleArgs *o) {
     tell(d, OP_QUERIES_SCALE, 2 * by(o->s.tokens, o->s.heads * (int64_t)o->s.head_dim), of(o->c));
 }

@@ -647,7 +647,7 @@ static void check_mamba_shape(Device *d, MambaShape s, int pattern, Dtype c) {
     MambaInputs in = mamba_inputs(s, from, 0, c);
     float *starts = tensor(states, DTYPE_F32), *starts2 = tensor(states, DTYPE_F32),
           *carry = tensor(carried, DTYPE_F32),
-          *room = tensor(min_i64(s.tokens, MAMBA_CHUNK) * s.heads * 2 * s.state, DTYPE_F32);
+          *scratch = tensor(min_i64(s.tokens, MAMBA_CHUNK) * s.heads * 2 * s.state, DTYPE_F32);
     void *y = tensor(n, c), *y2 = tensor(n, c), *dy = random_tensor(n, c, -1, 1);
     int32_t *first = documents(s.tokens, pattern);
     double terms = 32; /* a state forgets older tokens */
@@ -655,8 +655,9 @@ static void check_mamba_shape(Device *d, MambaShape s, int pattern, Dtype c) {
     OP(&reference, mamba_forward, s, in, first, NULL, starts2, y2, c);
     assert_sums("mamba: states", d, starts, starts2, states, DTYPE_F32, terms, 1);
     assert_sums("mamba", d, y, y2, n, c, terms * (double)s.state, 1);
-    RUN(d, mamba_backward, s, in, first, starts2, dy, carry, room, mamba_gradients(s, to, 0, c), c);
-    OP(&reference, mamba_backward, s, in, first, starts2, dy, carry, room, mamba_gradients(s, to2, 0, c), c);
+    RUN(d, mamba_backward, s, in, first, starts2, dy, carry, scratch, mamba_gradients(s, to, 0, c), c);
+    OP(&reference, mamba_backward, s, in, first, starts2, dy, carry, scratch, mamba_gradients(s, to2, 0, c),
+       c);
     double sums = terms * (double)(s.state + s.heads * s.head_dim);
     assert_sums("mamba: x, B and C", d, to.read, to2.read, wide, c, sums, 1);
     assert_sums("mamba: dt", d, to.dt, to2.dt, steps, c, sums, (double)s.head_dim);
@@ -911,14 +912,14 @@ static void test_queries_scale(void **state) { (void)state, on_all(check_queries
 
 /* Queries and the shared key are separate tensors, or with `joint` columns of one. */
 static void check_latent_shape(Device *d, LatentShape s, bool joint, Dtype c) {
-    int64_t dim = latent_head(s), width = s.heads * dim, own = s.heads * (int64_t)(s.plain + s.value),
-            row = (joint ? width : 0) + 3 + s.turned, t = s.tokens;
+    int64_t dim = latent_head(s), width = s.heads * dim, own = s.heads * (int64_t)(s.nope + s.value),
+            row = (joint ? width : 0) + 3 + s.rope, t = s.tokens;
     s.q_row = joint ? row : width, s.key_row = row;
     void *down = random_tensor(t * row, c, -1, 1), *q = joint ? down : random_tensor(t * width, c, -1, 1),
-         *mine = random_tensor(t * own, c, -1, 1), *key = tensor_to(down, row - s.turned, c),
+         *mine = random_tensor(t * own, c, -1, 1), *key = tensor_to(down, row - s.rope, c),
          *got = random_tensor(3 * t * width, c, -1, 1), *want = tensor(3 * t * width, c);
     int32_t *positions = random_ints(t, POSITIONS);
-    float *angles = random_tensor(POSITIONS * s.turned, DTYPE_F32, -1, 1);
+    float *angles = random_tensor(POSITIONS * s.rope, DTYPE_F32, -1, 1);
     RUN(d, latent_forward, s, q, mine, key, positions, angles, got, c);
     OP(&reference, latent_forward, s, q, mine, key, positions, angles, want, c);
     assert_sums("latent_forward", d, got, want, 3 * t * width, c, 2, 1);
@@ -926,24 +927,24 @@ static void check_latent_shape(Device *d, LatentShape s, bool joint, Dtype c) {
          *want_q = joint ? want_down : tensor(t * width, c), *want_mine = tensor(t * own, c);
     RUN(d, latent_backward, s, want, positions, angles, dq, mine, key, c);
     OP(&reference, latent_backward, s, want, positions, angles, want_q, want_mine,
-       tensor_to(want_down, row - s.turned, c), c);
+       tensor_to(want_down, row - s.rope, c), c);
     assert_sums("gradient of the common key", d, down, want_down, t * row, c, 2 * s.heads, 2 * s.heads);
     if (!joint) assert_sums("gradient of queries", d, q, want_q, t * width, c, 2, 1);
     assert_near("gradient of keys and values", d, mine, want_mine, t * own, c);
-    s.partial = true, s.key_row = s.turned;
-    float *terms = tensor(t * s.turned, DTYPE_F32), *want_terms = tensor(t * s.turned, DTYPE_F32);
+    s.partial = true, s.key_row = s.rope;
+    float *terms = tensor(t * s.rope, DTYPE_F32), *want_terms = tensor(t * s.rope, DTYPE_F32);
     RUN(d, latent_backward, s, want, positions, angles, dq, mine, terms, c);
     OP(&reference, latent_backward, s, want, positions, angles, want_q, want_mine, want_terms, c);
-    assert_sums("terms of the common key", d, terms, want_terms, t * s.turned, DTYPE_F32, 2 * s.heads,
+    assert_sums("terms of the common key", d, terms, want_terms, t * s.rope, DTYPE_F32, 2 * s.heads,
                 2 * s.heads);
     drop_all();
 }
 
 static void check_latent(Device *d, Dtype c) {
-    static const LatentShape shapes[] = {{.heads = 1, .plain = 2, .turned = 2, .value = 1},
-                                         {.heads = 3, .plain = 5, .turned = 6, .value = 11},
-                                         {.heads = 4, .plain = 12, .turned = 8, .value = 10},
-                                         {.heads = 2, .plain = 128, .turned = 64, .value = 128}};
+    static const LatentShape shapes[] = {{.heads = 1, .nope = 2, .rope = 2, .value = 1},
+                                         {.heads = 3, .nope = 5, .rope = 6, .value = 11},
+                                         {.heads = 4, .nope = 12, .rope = 8, .value = 10},
+                                         {.heads = 2, .nope = 128, .rope = 64, .value = 128}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int bits = 0; bits < 4; bits++) {
             LatentShape s = shapes[i];
@@ -2511,12 +2512,12 @@ static void mamba_out(const float *x, float *y) {
     memcpy(y, all + 4 * (MAMBA_T - MAMBA_LOOK), MAMBA_OUT * sizeof *y);
 }
 static void mamba_back(const float *x, const float *dy, float *dx) {
-    float y[MAMBA_OUT], all[MAMBA_T * 4] = {0}, carry[4 * 3], room[2 * MAMBA_CHUNK * 2 * 3];
+    float y[MAMBA_OUT], all[MAMBA_T * 4] = {0}, carry[4 * 3], scratch[2 * MAMBA_CHUNK * 2 * 3];
     mamba_out(x, y);
     memcpy(all + 4 * (MAMBA_T - MAMBA_LOOK), dy, MAMBA_OUT * sizeof *dy);
     memset(dx, 0, MAMBA_IN * sizeof *dx);
     OP(&reference, mamba_backward, probe_mamba, mamba_inputs(probe_mamba, probe_tensors(x), 0, DTYPE_F32),
-       mamba_documents, mamba_kept, all, carry, room,
+       mamba_documents, mamba_kept, all, carry, scratch,
        mamba_gradients(probe_mamba, probe_tensors(dx), 0, DTYPE_F32), DTYPE_F32);
 }
 
@@ -2618,7 +2619,7 @@ static void run_mamba(Device *d, Dtype c, int64_t t, int64_t width, const void *
     MambaShape s = {t, 5, 1, 16, 24, width, width};
     GatedNorm norm = {t, width, width, width, 1e-5f};
     float *heads = tensor(3 * 5, DTYPE_F32), *starts = tensor(mamba_states(s), DTYPE_F32),
-          *carry = tensor(mamba_states(s), DTYPE_F32), *room = tensor(MAMBA_CHUNK * 5 * 2 * 24, DTYPE_F32),
+          *carry = tensor(mamba_states(s), DTYPE_F32), *scratch = tensor(MAMBA_CHUNK * 5 * 2 * 24, DTYPE_F32),
           *w = tensor(width, DTYPE_F32);
     void *y = tensor(mamba_outputs(s), c);
     MambaTensors from = {(void *)(uintptr_t)qkv, tensor_to((void *)(uintptr_t)qkv, 5 * 16 + 2 * 24, c),
@@ -2630,7 +2631,7 @@ static void run_mamba(Device *d, Dtype c, int64_t t, int64_t width, const void *
     RUN(d, fill, width, 1, w);
     RUN(d, gated_norm_backward, norm, qkv, qkv, w, qkv, r->dqkv, r->dread, r->dgated, c);
     RUN(d, mamba_forward, s, mamba_inputs(s, from, 0, c), first, NULL, starts, y, c);
-    RUN(d, mamba_backward, s, mamba_inputs(s, from, 0, c), first, starts, y, carry, room,
+    RUN(d, mamba_backward, s, mamba_inputs(s, from, 0, c), first, starts, y, carry, scratch,
         mamba_gradients(s, to, 0, c), c);
 }
 

@@ -857,9 +857,9 @@ typedef struct LatentGradients {
 
 static LatentGradients latent_gradients(Device *d, LatentShape s, const void *dqkv, const int32_t *positions,
                                         const float *angles, Dtype c) {
-    int64_t t = s.tokens, q = s.heads * latent_head(s), own = s.heads * (int64_t)(s.plain + s.value);
-    LatentGradients g = {tensor(t * q, c), tensor(t * own, c), tensor(t * s.turned, DTYPE_F32)};
-    s.q_row = q, s.key_row = s.turned, s.partial = true;
+    int64_t t = s.tokens, q = s.heads * latent_head(s), own = s.heads * (int64_t)(s.nope + s.value);
+    LatentGradients g = {tensor(t * q, c), tensor(t * own, c), tensor(t * s.rope, DTYPE_F32)};
+    s.q_row = q, s.key_row = s.rope, s.partial = true;
     RUN(d, latent_backward, s, dqkv, positions, angles, g.q, g.own, g.key, c);
     return g;
 }
@@ -867,13 +867,12 @@ static LatentGradients latent_gradients(Device *d, LatentShape s, const void *dq
 /* Ranks that have the heads of some splits each: their slices, and the sum of their partial gradients of the
  * shared key, which after rounding equals the result of one rank with all heads. */
 static void check_latent_heads(Device *d, Dtype c) {
-    LatentShape all = {.tokens = 37, .heads = SPLITS, .plain = 5, .turned = 6, .value = 7, .splits = SPLITS};
-    int64_t t = all.tokens, dim = latent_head(all), width = all.heads * dim, own = all.plain + all.value;
+    LatentShape all = {.tokens = 37, .heads = SPLITS, .nope = 5, .rope = 6, .value = 7, .splits = SPLITS};
+    int64_t t = all.tokens, dim = latent_head(all), width = all.heads * dim, own = all.nope + all.value;
     keep_product_scratch(d, c);
-    void *dqkv = random_tensor(t * 3 * width, c, -2, 2), *rounded = tensor(t * all.turned, c);
+    void *dqkv = random_tensor(t * 3 * width, c, -2, 2), *rounded = tensor(t * all.rope, c);
     int32_t *positions = random_ints(t, 50);
-    float *angles = random_tensor(50 * all.turned, DTYPE_F32, -1, 1),
-          *sum = tensor(t * all.turned, DTYPE_F32);
+    float *angles = random_tensor(50 * all.rope, DTYPE_F32, -1, 1), *sum = tensor(t * all.rope, DTYPE_F32);
     LatentGradients whole = latent_gradients(d, all, dqkv, positions, angles, c);
     for (int i = 0; i < DEGREES; i++) {
         int n = degrees[i];
@@ -890,14 +889,14 @@ static void check_latent_heads(Device *d, Dtype c) {
                        mine, c);
             terms[r] = g.key;
         }
-        RUN(d, sum_parts, t * all.turned, n, terms, sum);
-        assert_box(d, "the common key of latent heads", whole.key, all.turned, 0, 0, sum, t, all.turned,
+        RUN(d, sum_parts, t * all.rope, n, terms, sum);
+        assert_box(d, "the common key of latent heads", whole.key, all.rope, 0, 0, sum, t, all.rope,
                    DTYPE_F32);
     }
-    RUN(d, cast, t * all.turned, sum, DTYPE_F32, rounded, c);
-    all.q_row = width, all.key_row = all.turned;
+    RUN(d, cast, t * all.rope, sum, DTYPE_F32, rounded, c);
+    all.q_row = width, all.key_row = all.rope;
     RUN(d, latent_backward, all, dqkv, positions, angles, whole.q, whole.own, whole.key, c);
-    assert_box(d, "the common key, rounded", whole.key, all.turned, 0, 0, rounded, t, all.turned, c);
+    assert_box(d, "the common key, rounded", whole.key, all.rope, 0, 0, rounded, t, all.rope, c);
     drop_all();
 }
 static void test_latent_heads(void **state) { (void)state, check_all(check_latent_heads); }
@@ -1059,12 +1058,12 @@ static Mamba mamba_of(Device *d, Mamba from, int64_t t, int64_t head, Dtype c) {
                  tensor(3 * MAMBA_HEADS, DTYPE_F32)};
     float *starts = tensor(mamba_starts(tokens) * width * MAMBA_N, DTYPE_F32),
           *carry = tensor(width * MAMBA_N, DTYPE_F32),
-          *room = tensor(heads * MAMBA_CHUNK * 2 * MAMBA_N, DTYPE_F32);
+          *scratch = tensor(heads * MAMBA_CHUNK * 2 * MAMBA_N, DTYPE_F32);
     int32_t *first = scan_documents(MAMBA_CHUNK, t, tokens);
     void *dy = box_of(from.y, MAMBA_X, t, head * MAMBA_P, tokens, width, c);
     RUN(d, fill, 3 * MAMBA_HEADS, 0, out.heads);
     RUN(d, mamba_forward, s, in, first, NULL, starts, out.y, c);
-    RUN(d, mamba_backward, s, in, first, starts, dy, carry, room, mamba_part(out, t, head, c), c);
+    RUN(d, mamba_backward, s, in, first, starts, dy, carry, scratch, mamba_part(out, t, head, c), c);
     return out;
 }
 

@@ -81,24 +81,32 @@ typedef struct AmxTiles {
             _tile_loadd(tile, b, (row)*4);        \
     } while (0)
 
-/* Adds the product of `groups` groups to the sums in tiles 0-3. b has 16 rows per group, b_row words apart;
- * its two tiles lie side by side. passing: b is not read again soon, so load it without displacing a from the
- * L1 cache. Each product is issued as soon as its operands are loaded, because the next group reuses the same
- * registers. */
-INLINE void amx_chain(AmxTiles a, const float *b, int64_t b_row, int64_t groups, const AmxAhead *next,
-                      const int down, const int across, const bool passing) {
-    const char *ahead = next->at;
-    for (int64_t g = 0; g < groups; g++, a.at += a.group, b += AMX_SIDE * b_row, ahead += next->step) {
+/* Operands of a chain of `groups` groups. b has 16 rows per group, b_row words apart; its two tiles lie side
+ * by side. */
+typedef struct AmxOperands {
+    AmxTiles a;
+    const float *b;
+    int64_t b_row, groups;
+} AmxOperands;
+
+/* Adds the product to the sums in tiles 0-3. passing: b is not read again soon, so load it without displacing
+ * a from the L1 cache. Each product is issued as soon as its operands are loaded, because the next group
+ * reuses the same registers. */
+INLINE void amx_chain(AmxOperands o, const AmxAhead *next, const int down, const int across,
+                      const bool passing) {
+    const char *a = o.a.at, *ahead = next->at;
+    const float *b = o.b;
+    for (int64_t g = 0; g < o.groups; g++, a += o.a.group, b += AMX_SIDE * o.b_row, ahead += next->step) {
         for (int64_t i = 0; i < next->lines; i++) __builtin_prefetch(ahead + i * next->row, 0, 2);
-        _tile_loadd(4, a.at, a.line);
-        amx_load_b(6, b, b_row, passing);
+        _tile_loadd(4, a, o.a.line);
+        amx_load_b(6, b, o.b_row, passing);
         _tile_dpbf16ps(0, 4, 6);
         if (across > 1) {
-            amx_load_b(7, b + AMX_SIDE, b_row, passing);
+            amx_load_b(7, b + AMX_SIDE, o.b_row, passing);
             _tile_dpbf16ps(1, 4, 7);
         }
         if (down > 1) {
-            _tile_loadd(5, a.at + a.below, a.line);
+            _tile_loadd(5, a + o.a.below, o.a.line);
             _tile_dpbf16ps(2, 5, 6);
         }
         if (down > 1 && across > 1) _tile_dpbf16ps(3, 5, 7);
@@ -121,17 +129,19 @@ INLINE void amx_pairs(const uint16_t *from, int64_t row, int64_t rows, __mmask32
 /* Packs one or two tiles of A when its rows are columns in memory: pairs of two memory rows, transposed.
  * `group` and `tile` are strides in words between groups and between tiles. Missing rows and elements become
  * zeros. */
-static void amx_tiles_across(const uint16_t *from, int64_t row, int64_t lines, int64_t depth, float *to,
-                             int64_t group, int64_t tile) {
+static void amx_tiles_across(MatrixView from, float *to, int64_t group, int64_t tile) {
     enum { FOUR = 4, PAIR = 2 * VLEN };
+    const uint16_t *memory = from.at;
+    const int64_t lines = from.cols;
     float pairs[AMX_SIDE * PAIR];
     __mmask32 here = amx_mask(lines);
-    for (int64_t first = 0; first < depth; first += AMX_GROUP, to += group) {
+    for (int64_t first = 0; first < from.rows; first += AMX_GROUP, to += group) {
         for (int64_t p = 0, at = first; p < AMX_SIDE; p++, at += 2)
-            amx_pairs(from + (at < depth ? at * row : 0), row, depth - at, here, pairs + p * PAIR);
+            amx_pairs(memory + (at < from.rows ? at * from.row : 0), from.row, from.rows - at, here,
+                      pairs + p * PAIR);
         for (int64_t i = 0; i < lines; i += FOUR)
-            turn_16((const char *)(pairs + i / FOUR % 2 * VLEN + i / 8 * FOUR), PAIR * 4,
-                    to + i / AMX_SIDE * tile + i % AMX_SIDE * AMX_SIDE, AMX_SIDE, 1, DTYPE_F32);
+            transpose_16((const char *)(pairs + i / FOUR % 2 * VLEN + i / 8 * FOUR), PAIR * 4,
+                         to + i / AMX_SIDE * tile + i % AMX_SIDE * AMX_SIDE, AMX_SIDE, 1, DTYPE_F32);
         for (int64_t i = (lines + FOUR - 1) / FOUR * FOUR; i % AMX_SIDE; i++)
             vec_store(to + i / AMX_SIDE * tile + i % AMX_SIDE * AMX_SIDE, (Vec){0});
     }
@@ -179,7 +189,7 @@ INLINE void amx_product_at(const TileProduct *p, int64_t i, int64_t j, const int
     for (int part = 0; part < p->parts; part++) {
         AmxTiles a = p->a;
         a.at += i / AMX_SIDE * a.below + part * p->part;
-        amx_chain(a, p->b + j, p->b_row, p->groups, &amx_nothing, down, across, false);
+        amx_chain((AmxOperands){a, p->b + j, p->b_row, p->groups}, &amx_nothing, down, across, false);
     }
     amx_store(to, to_row, down, across);
     if (!whole) amx_copy(some, AMX_FOUR, rows, across * AMX_SIDE, c, p->c_row);

@@ -114,6 +114,21 @@ static inline bool scan_begins(const int32_t *first_key, int64_t t) { return fir
 /* Number of gates of a kind; each is a run of W elements. */
 static inline int scan_gates(ScanKind kind) { return kind == SCAN_MIN_GRU ? 1 : 2; }
 
+/* What both passes of a convolution read. tail: the tokens before the first; of generation, else NULL. */
+typedef struct ConvInputs {
+    ConvShape s;
+    const void *x;
+    const float *w;
+    const int32_t *first_key;
+    float *tail;
+    Dtype c;
+} ConvInputs;
+/* The first token that token t sees; in generation also those in the tail, at negative indices. */
+static inline int64_t conv_reach(const ConvInputs *in, int64_t t) {
+    int64_t first = t - in->s.taps + 1;
+    return in->first_key ? max_i64(in->first_key[t], first) : first;
+}
+
 /* Arguments of Mamba-2's two ops. */
 typedef struct MambaRun {
     MambaShape s;
@@ -126,7 +141,7 @@ typedef struct MambaRun {
     void *y;
     /* backward */
     const void *dy;
-    float *carry, *room;
+    float *carry, *scratch;
     MambaGradients out;
 } MambaRun;
 /* Offsets of a head's state, of a row of it, of a token's x, and of its B or C. */
@@ -155,8 +170,8 @@ static inline float *mamba_start(const MambaRun *r, int64_t first) {
 }
 /* A head's partial sums of dB at the chunk's i-th token, followed by those of dC. Those of a head are
  * contiguous, because they are traversed once per row of its state. */
-static inline float *mamba_room(const MambaRun *r, int64_t i, int64_t head) {
-    return r->room + (head * min_i64(MAMBA_CHUNK, r->s.tokens) + i) * 2 * r->s.state;
+static inline float *mamba_scratch(const MambaRun *r, int64_t i, int64_t head) {
+    return r->scratch + (head * min_i64(MAMBA_CHUNK, r->s.tokens) + i) * 2 * r->s.state;
 }
 
 /* Routing of one token: `scores` (logits on entry), its experts and their weights; then the order of rows;

@@ -38,21 +38,19 @@ static void bias_backward(int64_t rows, int64_t n, const void *dy, float *db, Dt
     BY_DTYPE(c, bias_backward_typed, rows, n, dy, db);
 }
 
-INLINE void embed_backward_typed(int64_t tokens, int64_t hidden, int64_t first, int64_t count,
-                                 const int32_t *ids, const void *dout, EmbedRows rows, float scale,
-                                 float *dtable, Dtype c) {
-    for (int64_t t = 0; t < tokens; t++) {
-        int64_t row = embed_row_of(rows, ids[t]);
+INLINE void embed_backward_typed(const EmbedBackwardArgs o, int64_t first, int64_t count, Dtype c) {
+    const float scale = o.scale;
+    for (int64_t t = 0; t < o.tokens; t++) {
+        int64_t row = embed_row_of(o.rows, o.ids[t]);
         if (row < 0) continue;
-        const void *from = tensor_at(dout, t * hidden + first, c);
-        float *to = dtable + row * hidden + first;
+        const void *from = tensor_at(o.dout, t * o.hidden + first, c);
+        float *to = o.dtable + row * o.hidden + first;
         EACH_VECTOR(i, left, count)
         put(to, i, left, DTYPE_F32, get(to, i, left, DTYPE_F32) + scale * get(from, i, left, c));
     }
 }
 static void embed_backward(const EmbedBackwardArgs *o, int64_t first, int64_t count) {
-    BY_DTYPE(o->c, embed_backward_typed, o->tokens, o->hidden, first, count, o->ids, o->dout, o->rows,
-             o->scale, o->dtable);
+    BY_DTYPE(o->c, embed_backward_typed, *o, first, count);
 }
 
 INLINE void embed_row_typed(int64_t hidden, const void *row, float scale, bool add_to, void *out, Dtype c) {
@@ -93,27 +91,28 @@ INLINE Activated activate(Activation f, Vec z) {
     return (Activated){{0}, {0}};
 }
 
-INLINE void activation_forward_typed(int64_t rows, int64_t inter, const void *x, void *act,
-                                     const Activation f, const bool gated, Dtype c) {
-    for (int64_t r = 0; r < rows; r++) {
-        const void *gate = tensor_at(x, r * (gated ? 2 : 1) * inter, c), *up = tensor_at(gate, inter, c);
-        void *to = tensor_to(act, r * inter, c);
-        EACH_VECTOR(i, left, inter) {
+INLINE void activation_forward_typed(const ActivationForwardArgs o, const Activation f, const bool gated,
+                                     Dtype c) {
+    for (int64_t r = 0; r < o.tokens; r++) {
+        const void *gate = tensor_at(o.x, r * (gated ? 2 : 1) * o.inter, c),
+                   *up = tensor_at(gate, o.inter, c);
+        void *to = tensor_to(o.act, r * o.inter, c);
+        EACH_VECTOR(i, left, o.inter) {
             Vec y = activate(f, get(gate, i, left, c)).value;
             put(to, i, left, c, gated ? y * get(up, i, left, c) : y);
         }
     }
 }
 
-INLINE void activation_backward_typed(int64_t rows, int64_t inter, const void *x, const void *dact, void *dx,
-                                      void *act, const Activation f, const bool gated, Dtype c) {
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t at = r * (gated ? 2 : 1) * inter;
-        const void *gate = tensor_at(x, at, c), *up = tensor_at(gate, inter, c);
-        const void *from = tensor_at(dact, r * inter, c);
-        void *dgate = tensor_to(dx, at, c), *dup = tensor_to(dgate, inter, c),
-             *to = tensor_to(act, r * inter, c);
-        EACH_VECTOR(i, left, inter) {
+INLINE void activation_backward_typed(const ActivationBackwardArgs o, const Activation f, const bool gated,
+                                      Dtype c) {
+    for (int64_t r = 0; r < o.tokens; r++) {
+        int64_t at = r * (gated ? 2 : 1) * o.inter;
+        const void *gate = tensor_at(o.x, at, c), *up = tensor_at(gate, o.inter, c);
+        const void *from = tensor_at(o.dact, r * o.inter, c);
+        void *dgate = tensor_to(o.dx, at, c), *dup = tensor_to(dgate, o.inter, c),
+             *to = tensor_to(o.act, r * o.inter, c);
+        EACH_VECTOR(i, left, o.inter) {
             Vec g = get(gate, i, left, c), grad = get(from, i, left, c);
             Activated y = activate(f, g);
             if (gated) {
@@ -193,25 +192,15 @@ INLINE void clamped_backward_typed(int64_t n, const void *x, const void *dact, v
 
 static void activation_forward(const ActivationForwardArgs *o) {
     switch (o->f) {
-    case ACT_SILU:
-        BY_GATE(ACT_SILU, o->gated, o->c, activation_forward_typed, o->tokens, o->inter, o->x, o->act);
-        break;
-    case ACT_GELU_TANH:
-        BY_GATE(ACT_GELU_TANH, o->gated, o->c, activation_forward_typed, o->tokens, o->inter, o->x, o->act);
-        break;
+    case ACT_SILU: BY_GATE(ACT_SILU, o->gated, o->c, activation_forward_typed, *o); break;
+    case ACT_GELU_TANH: BY_GATE(ACT_GELU_TANH, o->gated, o->c, activation_forward_typed, *o); break;
     case ACT_CLAMPED: BY_DTYPE(o->c, clamped_forward_typed, o->tokens * o->inter, o->x, o->act); break;
     }
 }
 static void activation_backward(const ActivationBackwardArgs *o) {
     switch (o->f) {
-    case ACT_SILU:
-        BY_GATE(ACT_SILU, o->gated, o->c, activation_backward_typed, o->tokens, o->inter, o->x, o->dact,
-                o->dx, o->act);
-        break;
-    case ACT_GELU_TANH:
-        BY_GATE(ACT_GELU_TANH, o->gated, o->c, activation_backward_typed, o->tokens, o->inter, o->x, o->dact,
-                o->dx, o->act);
-        break;
+    case ACT_SILU: BY_GATE(ACT_SILU, o->gated, o->c, activation_backward_typed, *o); break;
+    case ACT_GELU_TANH: BY_GATE(ACT_GELU_TANH, o->gated, o->c, activation_backward_typed, *o); break;
     case ACT_CLAMPED:
         BY_DTYPE(o->c, clamped_backward_typed, o->tokens * o->inter, o->x, o->dact, o->dx, o->act);
         break;

@@ -38,21 +38,21 @@ _Static_assert(STRIP % VLEN == 0 && B % STRIP == 0, "strips are whole vectors");
 /* ---- operands ---- */
 
 /* Takes the next panel from a thread's scratch. */
-INLINE float *next_panel(float **room, int64_t floats) {
-    float *panel = *room;
-    *room += flash_panel(floats);
+INLINE float *next_panel(float **scratch, int64_t floats) {
+    float *panel = *scratch;
+    *scratch += flash_panel(floats);
     return panel;
 }
 
 /* Rows as fp32, padded with zeros: to[rows][padded]. fp32 rows are copied too: in memory they are all heads
  * apart, and at such strides few of them fit into a cache. */
-INLINE void widen_typed(const void *from, int64_t row, int64_t rows, int64_t dim, int64_t padded, float *to,
-                        Dtype c) {
-    int64_t whole = dim / VLEN * VLEN;
-    for (int64_t r = 0; r < rows; r++, to += padded) {
-        for (int64_t i = 0; i < whole; i += VLEN) vec_store(to + i, get(from, r * row + i, VLEN, c));
+INLINE void widen_typed(MatrixView from, int64_t padded, float *to, Dtype c) {
+    int64_t dim = from.cols, whole = dim / VLEN * VLEN;
+    for (int64_t r = 0; r < from.rows; r++, to += padded) {
+        const void *row = tensor_at(from.at, r * from.row, c);
+        for (int64_t i = 0; i < whole; i += VLEN) vec_store(to + i, get(row, i, VLEN, c));
         for (int64_t i = whole; i < padded; i += VLEN)
-            vec_store(to + i, i < dim ? get(from, r * row + i, dim - i, c) : (Vec){0});
+            vec_store(to + i, i < dim ? get(row, i, dim - i, c) : (Vec){0});
     }
 }
 
@@ -77,7 +77,8 @@ INLINE int64_t flash_along(const Flash *f) {
 static void terms_along(const Flash *f, const void *from, int64_t row, int64_t rows, float *to) {
     const int64_t dim = f->s.head_dim, along = flash_along(f);
     if (!flash_pairs(f)) {
-        BY_DTYPE(f->c, widen_typed, from, row, rows, dim, along, to);
+        const MatrixView view = {from, rows, dim, row};
+        BY_DTYPE(f->c, widen_typed, view, along, to);
         return;
     }
     for (int64_t r = 0; r < rows; r++, to += along) {
@@ -103,9 +104,11 @@ static void terms_across(const Flash *f, const void *from, int64_t row, int64_t 
 /* Packs rows for sums over rows, as the first operand of a product, in tiles of 16 elements by 32 rows:
  * to[dim / 16][2]. */
 static void tiles_across(const Flash *f, const void *from, int64_t row, int64_t rows, float *to) {
-    for (int64_t i = 0; i < f->s.head_dim; i += AMX_GROUP)
-        amx_tiles_across((const uint16_t *)from + i, row, min_i64(AMX_GROUP, f->s.head_dim - i), rows,
-                         to + i / AMX_SIDE * 2 * AMX_WORDS, AMX_WORDS, 2 * AMX_WORDS);
+    for (int64_t i = 0; i < f->s.head_dim; i += AMX_GROUP) {
+        const MatrixView part = {(const uint16_t *)from + i, rows, min_i64(AMX_GROUP, f->s.head_dim - i),
+                                 row};
+        amx_tiles_across(part, to + i / AMX_SIDE * 2 * AMX_WORDS, AMX_WORDS, 2 * AMX_WORDS);
+    }
 }
 INLINE AmxTiles tiles_of_across(const float *tiles) {
     return (AmxTiles){(const char *)tiles, 64, AMX_BYTES, 2 * AMX_BYTES};
@@ -132,18 +135,16 @@ static void rows_across(const Flash *f, const void *from, int64_t row, int64_t r
 /* Packs rows transposed, so that rows are lanes, for sums over their elements: to[dim / term][B], or
  * [flash_along][B] for tiles. Lanes from `rows` on are zero. fp32 numbers are multiplied by the factor, pairs
  * are not. */
-static void turn(const Flash *f, const void *from, int64_t row, int64_t rows, float factor, float *to,
-                 Dtype c) {
-    const int64_t dim = f->s.head_dim;
+static void transpose_rows(const Flash *f, MatrixView from, float factor, float *to, Dtype c) {
 #if VEC_PAIRS
     if (flash_pairs(f))
-        turn_pairs(from, row, rows, dim, to, B);
+        transpose_pairs(from, to, B);
     else
 #endif
-        BY_DTYPE(c, transpose_block, from, row, rows, dim, to, B, factor);
-    int64_t terms = flash_terms(f, dim);
-    for (int64_t i = 0; rows < B && i < terms; i++)
-        memset(to + i * B + rows, 0, (size_t)(B - rows) * sizeof(float));
+        BY_DTYPE(c, transpose_block, from, to, B, factor);
+    int64_t terms = flash_terms(f, from.cols);
+    for (int64_t i = 0; from.rows < B && i < terms; i++)
+        memset(to + i * B + from.rows, 0, (size_t)(B - from.rows) * sizeof(float));
     if (flash_tiles(f)) memset(to + terms * B, 0, (size_t)((flash_along(f) - terms) * B) * sizeof(float));
 }
 
@@ -152,10 +153,11 @@ INLINE void write_row_typed(const float *from, int64_t dim, float factor, void *
     for (int64_t i = 0; i < whole; i += VLEN) put(to, i, VLEN, c, vec_load(from + i) * factor);
     if (whole < dim) put(to, whole, dim - whole, c, vec_load(from + whole) * factor);
 }
-static void write_rows(const float *from, int64_t padded, int64_t rows, int64_t dim, float factor, void *to,
-                       int64_t row, Dtype c) {
-    for (int64_t r = 0; r < rows; r++)
-        BY_DTYPE(c, write_row_typed, from + r * padded, dim, factor, tensor_to(to, r * row, c));
+/* Writes fp32 rows, padded to whole vectors, to rows `row` elements apart. */
+static void write_rows(MatrixView from, float factor, void *to, int64_t row, Dtype c) {
+    for (int64_t r = 0; r < from.rows; r++)
+        BY_DTYPE(c, write_row_typed, (const float *)from.at + r * from.row, from.cols, factor,
+                 tensor_to(to, r * row, c));
 }
 
 static const void *query_at(const Flash *f, const void *tensor, int64_t head, int64_t first) {
@@ -192,7 +194,7 @@ typedef struct ForwardUnit {
     const Flash *f;
     int64_t first, count, head;
     int64_t key, end;      /* first key of the first key block that it sees; end of its keys */
-    float *queries, *sums; /* packed by `turn`, with the factor; [D][B], before the division */
+    float *queries, *sums; /* packed by transpose_rows, with the factor; [D][B], before the division */
     float top[B], total[B];
     int32_t last_key[B], first_key[B];
 } ForwardUnit;
@@ -212,14 +214,14 @@ static void *unit_out(const ForwardUnit *u) {
 }
 
 /* Starts unit `number`. Units are numbered by block of queries, then by head within the group. */
-static void forward_start(ForwardUnit *u, const Flash *f, int64_t kv_head, int64_t number, float **room) {
+static void forward_start(ForwardUnit *u, const Flash *f, int64_t kv_head, int64_t number, float **scratch) {
     int64_t group = f->s.heads / f->s.kv_heads;
     u->f = f;
     u->first = number / group * B;
     u->count = min_i64(B, f->s.tokens - u->first);
     u->head = kv_head * group + number % group;
-    u->queries = next_panel(room, B * f->s.head_dim);
-    u->sums = next_panel(room, B * f->s.head_dim);
+    u->queries = next_panel(scratch, B * f->s.head_dim);
+    u->sums = next_panel(scratch, B * f->s.head_dim);
     for (int64_t i = 0; i < B; i++) {
         int64_t t = u->first + min_i64(i, u->count - 1);
         u->last_key[i] = (int32_t)(f->offset + t);
@@ -233,7 +235,8 @@ static void forward_start(ForwardUnit *u, const Flash *f, int64_t kv_head, int64
 
 static void forward_queries(const ForwardUnit *u) {
     const Flash *f = u->f;
-    turn(f, query_at(f, f->q, u->head, u->first), f->q_row, u->count, score_factor(f), u->queries, f->c);
+    const MatrixView q = {query_at(f, f->q, u->head, u->first), u->count, f->s.head_dim, f->q_row};
+    transpose_rows(f, q, score_factor(f), u->queries, f->c);
 }
 
 /* Lanes from .. end-1 of a block, which go through all products together, and the lanes in one product. With
@@ -481,12 +484,12 @@ static void forward_keys(ForwardKeys *b, const Flash *f, int64_t kv_head, int64_
     ahead_keys(&b->ahead, f, kv_head, key + B, end);
 }
 
-static void forward_finish(const ForwardUnit *u, float *room) {
+static void forward_finish(const ForwardUnit *u, float *scratch) {
     const Flash *f = u->f;
     int64_t dim = f->s.head_dim, padded = flash_padded(dim);
-    transpose_block(u->sums, B, dim, u->count, room, padded, 1, DTYPE_F32);
+    transpose_block((MatrixView){u->sums, dim, u->count, B}, scratch, padded, 1, DTYPE_F32);
     for (int64_t r = 0; r < u->count; r++) {
-        write_rows(room + r * padded, padded, 1, dim, 1 / u->total[r],
+        write_rows((MatrixView){scratch + r * padded, 1, dim, padded}, 1 / u->total[r],
                    tensor_to(unit_out(u), r * f->s.heads * dim, f->c), 0, f->c);
         if (f->lse)
             f->lse[u->head * f->s.tokens + u->first + r] =
@@ -556,7 +559,7 @@ static void flash_delta(const Flash *f, int64_t head, int64_t block) {
 /* A block of keys; lanes are keys. */
 typedef struct BackwardUnit {
     int64_t first, count, block;
-    float *keys, *values; /* packed by `turn` */
+    float *keys, *values; /* packed by transpose_rows */
     float *k;             /* [B][D padded]; tiles: [B / 2][D] pairs of keys; pairs: after key 0 twice */
     float *dk, *dv;       /* [B][D padded]; tiles: [D][B] */
     bool seen;            /* a query has seen the block, so its operands are packed */
@@ -578,22 +581,24 @@ typedef struct BackwardQueries {
 } BackwardQueries;
 
 static void backward_keys(const BackwardUnit *u, const Flash *f, int64_t kv_head, int64_t padded) {
-    const void *keys = keys_at(f, f->k, kv_head, u->first);
+    const int64_t dim = f->s.head_dim;
+    const MatrixView keys = {keys_at(f, f->k, kv_head, u->first), u->count, dim, f->kv_row};
+    const MatrixView values = {keys_at(f, f->v, kv_head, u->first), u->count, dim, f->kv_row};
     if (flash_tiles(f)) {
-        terms_across(f, keys, f->kv_row, u->count, u->k);
+        terms_across(f, keys.at, f->kv_row, u->count, u->k);
         int64_t terms = flash_terms(f, u->count);
         memset(u->k + terms * padded, 0, (size_t)((B / 2 - terms) * padded) * sizeof(float));
     } else if (flash_pairs(f)) {
-        terms_across(f, keys, 0, 2, u->k);
-        terms_across(f, keys, f->kv_row, u->count, u->k + padded);
+        terms_across(f, keys.at, 0, 2, u->k);
+        terms_across(f, keys.at, f->kv_row, u->count, u->k + padded);
     } else {
-        BY_DTYPE(f->c, widen_typed, keys, f->kv_row, u->count, f->s.head_dim, padded, u->k);
+        BY_DTYPE(f->c, widen_typed, keys, padded, u->k);
     }
     if (flash_pairs(f))
-        turn(f, keys, f->kv_row, u->count, 1, u->keys, f->c);
+        transpose_rows(f, keys, 1, u->keys, f->c);
     else
-        turn(f, u->k, padded, u->count, score_factor(f), u->keys, DTYPE_F32);
-    turn(f, keys_at(f, f->v, kv_head, u->first), f->kv_row, u->count, 1, u->values, f->c);
+        transpose_rows(f, (MatrixView){u->k, u->count, dim, padded}, score_factor(f), u->keys, DTYPE_F32);
+    transpose_rows(f, values, 1, u->values, f->c);
 }
 
 /* The first query of the block that sees a key at or after `lane`. */
@@ -605,43 +610,56 @@ INLINE int64_t keys_before(const BackwardQueries *b, const BackwardUnit *u, int6
     return max_i64(0, min_i64(u->count, b->f->offset + b->first + min_i64(row, b->count) - u->first));
 }
 
-/* For one query: turns scores into probabilities, and the products dout v into gradients of scores. */
-INLINE void backward_row(const BackwardQueries *b, const BackwardUnit *u, int64_t r, float lse, float delta,
-                         const bool masked, const bool capped) {
-    int32_t index[VLEN], last = (int32_t)(b->f->offset + b->first + r),
-                         first = masked ? (int32_t)flash_first(b->f, b->first + r) : 0;
-    float cap = cap_factor(b->f), left = score_left(b->f), *row_p = b->p + r * B, *row_ds = b->ds + r * B;
+/* One query's scores, and products dout v; its lse and delta; the first and the last key that it sees. */
+typedef struct SoftmaxRow {
+    float *p, *ds;
+    float lse, delta;
+    int32_t first, last;
+} SoftmaxRow;
+
+INLINE SoftmaxRow softmax_row(const BackwardQueries *b, int64_t r, const bool masked) {
+    int64_t at = b->head * b->f->s.tokens + b->first + r;
+    return (SoftmaxRow){.p = b->p + r * B,
+                        .ds = b->ds + r * B,
+                        .lse = b->f->kept_lse[at] * 1.44269504f,
+                        .delta = b->f->delta[at],
+                        .first = masked ? (int32_t)flash_first(b->f, b->first + r) : 0,
+                        .last = (int32_t)(b->f->offset + b->first + r)};
+}
+
+/* Makes probabilities of scores, and gradients of scores of the products dout v. */
+INLINE void backward_row(const BackwardQueries *b, const BackwardUnit *u, int64_t r, const bool masked,
+                         const bool capped) {
+    const SoftmaxRow row = softmax_row(b, r, masked);
+    int32_t index[VLEN];
+    float cap = cap_factor(b->f), left = score_left(b->f);
     for (int lane = 0; lane < VLEN; lane++) index[lane] = lane;
     for (int64_t i = 0; i < B; i += VLEN) {
-        if (masked && u->first + i > last) { /* no score was computed here */
-            vec_store(row_p + i, (Vec){0});
-            vec_store(row_ds + i, (Vec){0});
+        if (masked && u->first + i > row.last) { /* no score was computed here */
+            vec_store(row.p + i, (Vec){0});
+            vec_store(row.ds + i, (Vec){0});
             continue;
         }
-        Vec score = vec_load(row_p + i) * left, part = capped ? vec_tanh(score / cap) : score;
-        Vec p = vec_exp2((capped ? part * cap : score) - lse);
+        Vec score = vec_load(row.p + i) * left, part = capped ? vec_tanh(score / cap) : score;
+        Vec p = vec_exp2((capped ? part * cap : score) - row.lse);
         if (masked) {
             VecInt key = vec_load_int(index) + (int32_t)(u->first + i);
-            p = (Vec)((VecInt)(key <= last) & (VecInt)(key >= first) & (VecInt)p);
+            p = (Vec)((VecInt)(key <= row.last) & (VecInt)(key >= row.first) & (VecInt)p);
         }
-        vec_store(row_p + i, p);
-        Vec ds = p * (vec_load(row_ds + i) - delta);
-        vec_store(row_ds + i, capped ? ds * (1.0f - part * part) : ds);
+        vec_store(row.p + i, p);
+        Vec ds = p * (vec_load(row.ds + i) - row.delta);
+        vec_store(row.ds + i, capped ? ds * (1.0f - part * part) : ds);
     }
 }
 
 static void backward_softmax_rows(const BackwardQueries *b, const BackwardUnit *u, bool masked) {
-    int64_t at = b->head * b->f->s.tokens + b->first;
-    const float *lse = b->f->kept_lse + at, *delta = b->f->delta + at;
-    for (int64_t r = 0; r < b->count; r++) {
-        float row_lse = lse[r] * 1.44269504f;
+    for (int64_t r = 0; r < b->count; r++)
         if (b->f->s.cap > 0)
-            backward_row(b, u, r, row_lse, delta[r], true, true);
+            backward_row(b, u, r, true, true);
         else if (masked)
-            backward_row(b, u, r, row_lse, delta[r], true, false);
+            backward_row(b, u, r, true, false);
         else
-            backward_row(b, u, r, row_lse, delta[r], false, false);
-    }
+            backward_row(b, u, r, false, false);
 }
 
 #if VEC_PAIRS
@@ -660,38 +678,25 @@ INLINE void put_in_two(Vec one, Vec next, float *to) {
     _mm512_storeu_si512(to + VLEN, (__m512i)_mm512_cvtne2ps_pbh((__m512)next_rest, (__m512)rest));
 }
 
-/* Inputs of a row of p and ds. Rows are processed two at a time, as in backward_row, and stored as pairs. */
-typedef struct SoftmaxRow {
-    const float *p, *ds;
-    float lse, delta;
-    int32_t first, last;
-} SoftmaxRow;
+/* A vector of a row's probabilities, and of the gradients of its scores, as in backward_row. */
+typedef struct SoftmaxVector {
+    Vec p, ds;
+} SoftmaxVector;
 
-INLINE SoftmaxRow softmax_row(const BackwardQueries *b, int64_t r, const bool masked) {
-    int64_t at = b->head * b->f->s.tokens + b->first + r;
-    return (SoftmaxRow){.p = b->p + r * B,
-                        .ds = b->ds + r * B,
-                        .lse = b->f->kept_lse[at] * 1.44269504f,
-                        .delta = b->f->delta[at],
-                        .first = masked ? (int32_t)flash_first(b->f, b->first + r) : 0,
-                        .last = (int32_t)(b->f->offset + b->first + r)};
-}
-
-INLINE void softmax_vector(const BackwardQueries *b, const BackwardUnit *u, const SoftmaxRow *row, int64_t i,
-                           Vec *p, Vec *ds, const bool masked, const bool capped) {
-    *p = *ds = (Vec){0};
-    if (masked && u->first + i > row->last) return; /* no score was computed here */
+INLINE SoftmaxVector softmax_vector(const BackwardQueries *b, const BackwardUnit *u, const SoftmaxRow *row,
+                                    int64_t i, const bool masked, const bool capped) {
+    if (masked && u->first + i > row->last) return (SoftmaxVector){{0}, {0}}; /* no score was computed here */
     float left = score_left(b->f), cap = cap_factor(b->f);
     Vec score = vec_load(row->p + i), part = score;
     if (capped) part = vec_tanh(score * left / cap), score = part, left = cap;
-    *p = pair_exp2(vec_multiply_add(vec_set(-row->lse), score, vec_set(left)));
+    Vec p = pair_exp2(vec_multiply_add(vec_set(-row->lse), score, vec_set(left)));
     if (masked) {
         VecInt key = (VecInt)_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0) +
                      (int32_t)(u->first + i);
-        *p = (Vec)((VecInt)(key <= row->last) & (VecInt)(key >= row->first) & (VecInt)*p);
+        p = (Vec)((VecInt)(key <= row->last) & (VecInt)(key >= row->first) & (VecInt)p);
     }
-    *ds = *p * (vec_load(row->ds + i) - row->delta);
-    if (capped) *ds *= 1.0f - part * part;
+    Vec ds = p * (vec_load(row->ds + i) - row->delta);
+    return (SoftmaxVector){p, capped ? ds * (1.0f - part * part) : ds};
 }
 
 /* Stores 32 keys of a row of ds as operands of dQ. Tiles: the rounded values, then their residuals. Otherwise
@@ -721,6 +726,7 @@ INLINE float rest_of(const SoftmaxRow *row, const BackwardUnit *u, Vec sum, Vec 
     return seen ? vec_sum(sum - rounded) : 0;
 }
 
+/* Two rows at a time, which are stored as pairs. */
 INLINE void softmax_rows(const BackwardQueries *b, const BackwardUnit *u, int64_t r, const bool masked,
                          const bool capped, const bool tiles) {
     const bool second = r + 1 < b->count;
@@ -728,15 +734,14 @@ INLINE void softmax_rows(const BackwardQueries *b, const BackwardUnit *u, int64_
     float *rows = b->ds + r * B;
     Vec sum[2] = {{0}, {0}}, rounded[2] = {{0}, {0}};
     for (int64_t i = 0; i < B; i += 2 * VLEN) {
-        Vec p[2][2], ds[2][2] = {{{0}}};
+        Vec ds[2][2];
         for (int v = 0; v < 2; v++) {
-            softmax_vector(b, u, &one, i + v * VLEN, &p[0][v], &ds[0][v], masked, capped);
-            p[1][v] = ds[1][v] = (Vec){0};
-            if (second) softmax_vector(b, u, &next, i + v * VLEN, &p[1][v], &ds[1][v], masked, capped);
-        }
-        for (int v = 0; v < 2; v++) {
-            vec_store(b->p + r / 2 * B + i + v * VLEN, pairs_across(p[0][v], p[1][v]));
-            vec_store(b->ds_across + r / 2 * B + i + v * VLEN, pairs_across(ds[0][v], ds[1][v]));
+            int64_t at = i + v * VLEN;
+            SoftmaxVector x = softmax_vector(b, u, &one, at, masked, capped), y = {{0}, {0}};
+            if (second) y = softmax_vector(b, u, &next, at, masked, capped);
+            vec_store(b->p + r / 2 * B + at, pairs_across(x.p, y.p));
+            vec_store(b->ds_across + r / 2 * B + at, pairs_across(x.ds, y.ds));
+            ds[0][v] = x.ds, ds[1][v] = y.ds;
         }
         put_ds(rows, i, ds[0], &sum[0], &rounded[0], tiles);
         put_ds(rows + B, i, ds[1], &sum[1], &rounded[1], tiles);
@@ -940,7 +945,7 @@ static void backward_query(BackwardQueries *b, const BackwardUnit *u, int64_t st
 #endif
         query_product(b, u, strip, set);
     if (u->block == last_block(b))
-        write_rows(query_sums(b), b->padded, b->count, dim, score_scale(f->s),
+        write_rows((MatrixView){query_sums(b), b->count, dim, b->padded}, score_scale(f->s),
                    tensor_to(f->dq, b->first * f->q_row + b->head * dim, f->c), f->q_row, f->c);
     atomic_store_explicit(progress, (int)u->block + 1, memory_order_release);
 }
@@ -987,20 +992,21 @@ static void ahead_queries(BackwardQueries *b, int64_t head, int64_t block) {
 }
 
 #if VEC_AMX
-/* Writes sums that are stored transposed. */
-static void write_turned(const BackwardUnit *u, const float *from, int64_t dim, float factor, float *room,
-                         void *to, int64_t row, Dtype c) {
-    for (int64_t j = 0; j < u->count; j += STRIP) {
-        int64_t rows = min_i64(STRIP, u->count - j);
-        transpose_block(from + j, B, dim, rows, room, dim, 1, DTYPE_F32);
-        write_rows(room, dim, rows, dim, factor, tensor_to(to, j * row, c), row, c);
+/* Writes sums that are stored transposed: a row of `from` for each column. scratch: [STRIP][D]. */
+static void write_transposed(MatrixView from, float factor, float *scratch, void *to, int64_t row, Dtype c) {
+    const int64_t dim = from.rows;
+    for (int64_t j = 0; j < from.cols; j += STRIP) {
+        int64_t rows = min_i64(STRIP, from.cols - j);
+        transpose_block((MatrixView){(const float *)from.at + j, dim, rows, from.row}, scratch, dim, 1,
+                        DTYPE_F32);
+        write_rows((MatrixView){scratch, rows, dim, dim}, factor, tensor_to(to, j * row, c), row, c);
     }
 }
 #endif
 
-/* room: [STRIP][D], of tiles only. */
+/* scratch: as write_transposed, of tiles only. */
 static void backward_finish(const BackwardUnit *u, const Flash *f, int64_t kv_head, int64_t padded,
-                            float *room) {
+                            float *scratch) {
     int64_t dim = f->s.head_dim, at = u->first * f->dkv_row + kv_head * dim, row = f->dkv_row;
     Dtype type = f->dkv_type;
     if (!u->seen) {
@@ -1010,14 +1016,14 @@ static void backward_finish(const BackwardUnit *u, const Flash *f, int64_t kv_he
     void *dk = tensor_to(f->dk, at, type), *dv = tensor_to(f->dv, at, type);
 #if VEC_AMX
     if (flash_tiles(f)) {
-        write_turned(u, u->dk, dim, score_scale(f->s), room, dk, row, type);
-        write_turned(u, u->dv, dim, 1, room, dv, row, type);
+        write_transposed((MatrixView){u->dk, dim, u->count, B}, score_scale(f->s), scratch, dk, row, type);
+        write_transposed((MatrixView){u->dv, dim, u->count, B}, 1, scratch, dv, row, type);
         return;
     }
 #endif
-    (void)room;
-    write_rows(u->dk, padded, u->count, dim, score_scale(f->s), dk, row, type);
-    write_rows(u->dv, padded, u->count, dim, 1, dv, row, type);
+    (void)scratch;
+    write_rows((MatrixView){u->dk, u->count, dim, padded}, score_scale(f->s), dk, row, type);
+    write_rows((MatrixView){u->dv, u->count, dim, padded}, 1, dv, row, type);
 }
 
 /* Query blocks that see a key of the unit form an interval, which never moves back from one unit to the

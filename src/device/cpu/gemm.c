@@ -55,7 +55,7 @@ struct Gemm {
     dnnl_engine_t engine;
     dnnl_stream_t *streams; /* [threads] */
     Primitive *cache;
-    int cached, room;
+    int cached, capacity;
     char *pads; /* [threads][pad_bytes] scratchpads, grown when a primitive asks for more */
     size_t pad_bytes;
 };
@@ -107,34 +107,42 @@ enum { LEVELS = 7 }; /* enough for SPLITS_MAX splits */
 typedef struct SplitWork {
     const Kernels *kernels;
     Product tile;
-    float *room;          /* PRODUCT_ROOM floats of this thread */
+    float *scratch;       /* PRODUCT_SCRATCH floats of this thread */
     float *level[LEVELS]; /* [m, n] each */
 } SplitWork;
 
+/* Where the sums of a tile go: to rows of fp32, after the waiting sums have been added to them. whole: they
+ * are then rounded straight into C, which is bf16. */
+typedef struct Target {
+    float *to;
+    int64_t row;
+    bool whole;
+    int waiting;
+    const float *wait[LEVELS];
+} Target;
+
 /* Lines of op(A) are rows of C; they are contiguous unless A is transposed. Lines of op(B) are columns of C;
- * they are contiguous if B is transposed. whole: the result is rounded straight into C, which is bf16. */
-static void run_piece(const SplitWork *w, const Product *p, const float *const *wait, int waiting,
-                      bool whole) {
+ * they are contiguous if B is transposed. last: the sums are complete. */
+static void run_piece(const SplitWork *w, const Product *p, const Target *t, bool last) {
     w->kernels->product_run(&(ProductRun){.m = p->m,
                                           .n = p->n,
                                           .k = p->k,
                                           .a = {p->a, p->lda, !p->trans_a},
                                           .b = {p->b, p->ldb, p->trans_b},
                                           .type = p->ab_type,
-                                          .c = p->c,
-                                          .c_row = p->ldc,
+                                          .c = t->to,
+                                          .c_row = t->row,
                                           .add = p->accumulate,
-                                          .wait = wait,
-                                          .waiting = waiting,
+                                          .wait = t->wait,
+                                          .waiting = last ? t->waiting : 0,
                                           .wait_row = w->tile.n,
-                                          .rounded = whole ? w->tile.c : NULL,
+                                          .rounded = last && t->whole ? w->tile.c : NULL,
                                           .rounded_row = w->tile.ldc},
-                            w->room);
+                            w->scratch);
 }
 
-/* Sums segment `split` of every run, chained in the order of the runs; then adds the waiting sums. */
-static void split_sum(const SplitWork *w, int64_t split, bool add, float *to, int64_t row,
-                      const float *const *wait, int waiting, bool whole) {
+/* Sums segment `split` of every run, chained in the order of the runs. */
+static void split_sum(const SplitWork *w, int64_t split, bool add, const Target *t) {
     const KSplit *l = &w->tile.splits;
     int runs = l->runs ? l->runs : 1;
     int64_t start = 0;
@@ -144,10 +152,8 @@ static void split_sum(const SplitWork *w, int64_t split, bool add, float *to, in
         if (l->runs) start += l->run[r].skip;
         Product piece = moved(&w->tile, 0, 0, start + split * each);
         piece.k = min_i64(each, length - split * each);
-        piece.c = to, piece.ldc = row, piece.c_type = DTYPE_F32;
         piece.accumulate = add || r > 0;
-        bool last = r + 1 == runs;
-        run_piece(w, &piece, wait, last ? waiting : 0, last && whole);
+        run_piece(w, &piece, t, r + 1 == runs);
         start += length;
     }
 }
@@ -161,13 +167,13 @@ static void split_sum(const SplitWork *w, int64_t split, bool add, float *to, in
  *     becomes level    0     1     0     2        0     C */
 static void tree_of_partials(const SplitWork *w, int64_t splits, float *to, int64_t row, bool whole) {
     for (int64_t i = 0; i < splits; i++) {
-        const float *wait[LEVELS];
         bool last = i == splits - 1;
-        int waiting = 0, level = 0;
+        Target t = {.row = last ? row : w->tile.n, .whole = last && whole};
+        int level = 0;
         for (; last ? i >> level != 0 : i >> level & 1; level++)
-            if (i >> level & 1) wait[waiting++] = w->level[level];
-        split_sum(w, i, false, last ? to : w->level[level], last ? row : w->tile.n, wait, waiting,
-                  last && whole);
+            if (i >> level & 1) t.wait[t.waiting++] = w->level[level];
+        t.to = last ? to : w->level[level];
+        split_sum(w, i, false, &t);
     }
 }
 
@@ -215,7 +221,7 @@ static void sum_tile(SplitWork *w, float *beside, const float *end) {
     for (int l = 0; l < levels_of(splits); l++, beside += tile) w->level[l] = beside;
     CHECK(end - beside >= (t->accumulate && splits > 1 ? tile : 0));
     if (splits == 1) {
-        split_sum(w, 0, t->accumulate, to, row, NULL, 0, !direct);
+        split_sum(w, 0, t->accumulate, &(Target){.to = to, .row = row, .whole = !direct});
     } else if (t->accumulate) {
         tree_of_partials(w, splits, beside, t->n, false);
         add_rows(w, to, row, beside);
@@ -272,7 +278,7 @@ static int threads_for(const Device *d, const Product *p, const Grid *grid) {
 }
 
 /* Scratch of one thread: packed panels, then tiles. */
-static size_t thread_floats(int tiles) { return PRODUCT_ROOM + (size_t)tiles * TILE_FLOATS; }
+static size_t thread_floats(int tiles) { return PRODUCT_SCRATCH + (size_t)tiles * TILE_FLOATS; }
 
 /* Computes each tile with its splits. A thread's scratch starts at its number times `each`; it holds packed
  * panels, then the tiles of tiles_beside. If there are none, sums go straight to C. */
@@ -285,8 +291,8 @@ static void packed(Gemm *g, Device *d, const Product *p) {
 #pragma omp parallel for num_threads(threads_for(d, p, &grid)) schedule(dynamic, 1)
     for (int64_t t = 0; t < count; t++) {
         SplitWork w = {.kernels = g->kernels, .tile = tile_of(p, &grid, t)};
-        w.room = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
-        sum_tile(&w, w.room + PRODUCT_ROOM, w.room + each);
+        w.scratch = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
+        sum_tile(&w, w.scratch + PRODUCT_SCRATCH, w.scratch + each);
     }
 }
 
@@ -407,9 +413,9 @@ static bool same_shape(const Product *a, const Product *b) {
 static int find_primitive(Gemm *g, const Product *p) {
     for (int i = 0; i < g->cached; i++)
         if (same_shape(&g->cache[i].shape, p)) return i;
-    if (g->cached == g->room) {
-        g->room = g->room ? 2 * g->room : 64;
-        g->cache = mem_grow(g->cache, (size_t)g->room * sizeof *g->cache);
+    if (g->cached == g->capacity) {
+        g->capacity = g->capacity ? 2 * g->capacity : 64;
+        g->cache = mem_grow(g->cache, (size_t)g->capacity * sizeof *g->cache);
     }
     make_primitive(g, &g->cache[g->cached], p);
     return g->cached++;

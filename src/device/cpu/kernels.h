@@ -48,7 +48,7 @@ typedef struct ProductRun {
     uint16_t *rounded;
     int64_t rounded_row;
 } ProductRun;
-enum { PRODUCT_ROOM = PRODUCT_BLOCK * (PRODUCT_COLS + PACK_ROWS) }; /* floats */
+enum { PRODUCT_SCRATCH = PRODUCT_BLOCK * (PRODUCT_COLS + PACK_ROWS) }; /* floats */
 enum { LIMIT_SUMS = 384 };
 
 /* Arguments of attention. Rows of q (and of its gradient) are q_row elements apart, those of k and v kv_row,
@@ -111,8 +111,8 @@ typedef struct Kernels {
     void (*scan_gate)(ScanShape s, const void *gate, const float *h, void *out, Dtype c);
     void (*scan_backward)(const ScanBackwardArgs *o, int64_t first, int64_t count);
     /* A head's tokens first .. first+count-1, a chunk. Forward goes from its start to that of the next chunk,
-     * or to the state of r. Backward writes the head's partial sums to r->room; mamba_sum then adds those of
-     * the chunk's i-th token over heads. */
+     * or to the state of r. Backward writes the head's partial sums to r->scratch; mamba_sum then adds those
+     * of the chunk's i-th token over heads. */
     void (*mamba_forward)(const MambaRun *r, int64_t head, int64_t first, int64_t count);
     void (*mamba_backward)(const MambaRun *r, int64_t head, int64_t first, int64_t count);
     void (*mamba_sum)(const MambaRun *r, int64_t first, int64_t i);
@@ -139,7 +139,7 @@ typedef struct Kernels {
     void (*fixed_to_float)(int64_t n, const int64_t *acc, float *out);
     void (*init_normal)(const InitNormalArgs *o, const RngRange *range);
 
-    void (*product_run)(const ProductRun *r, float *room /* [PRODUCT_ROOM] */);
+    void (*product_run)(const ProductRun *r, float *scratch /* [PRODUCT_SCRATCH] */);
     /* About how many bf16 terms a product computes in the time of an fp32 term. Packing an element takes the
      * same time for both. */
     int bf16_pace;
@@ -174,12 +174,12 @@ static inline int64_t flash_units(int64_t head_dim) {
 /* Elements of scratch that one thread needs in flash_forward or flash_backward. */
 static inline int64_t flash_scratch(int64_t head_dim) {
     int64_t padded = flash_padded(head_dim), wide = padded > FLASH_BLOCK ? padded : FLASH_BLOCK;
-    int64_t rows = flash_panel(FLASH_BLOCK * padded), turned = flash_panel(FLASH_BLOCK * head_dim);
+    int64_t rows = flash_panel(FLASH_BLOCK * padded), narrow = flash_panel(FLASH_BLOCK * head_dim);
     int64_t scores = flash_panel(FLASH_BLOCK * FLASH_BLOCK),
             across = flash_panel(FLASH_BLOCK * FLASH_BLOCK / 2);
     int64_t units = flash_units(head_dim);
-    int64_t forward = 2 * rows + flash_panel(FLASH_BLOCK * wide) + units * 2 * turned;
-    int64_t backward = 2 * rows + 2 * scores + across + units * (2 * turned + 3 * rows);
+    int64_t forward = 2 * rows + flash_panel(FLASH_BLOCK * wide) + units * 2 * narrow;
+    int64_t backward = 2 * rows + 2 * scores + across + units * (2 * narrow + 3 * rows);
     return forward > backward ? forward : backward;
 }
 

@@ -17,8 +17,9 @@ INLINE Vec vec_log1p(Vec x) {
 
 INLINE Vec softplus(Vec x) { return vec_max(x, vec_set(0)) + vec_log1p(vec_exp(-vec_abs(x))); }
 
-/* For one head and the tokens of a chunk: the steps, and the factors of the state. */
+/* A head's tokens first .. first+count-1, a chunk: their steps, and the factors of the state. */
 typedef struct MambaSteps {
+    int64_t head, first, count;
     float step[MAMBA_CHUNK], keep[MAMBA_CHUNK];
     float rate; /* -exp(A_log) */
 } MambaSteps;
@@ -26,6 +27,7 @@ typedef struct MambaSteps {
 INLINE void mamba_steps(const MambaRun *r, int64_t head, int64_t first, int64_t count, MambaSteps *out,
                         Dtype c) {
     float bias = r->in.dt_bias[head];
+    out->head = head, out->first = first, out->count = count;
     out->rate = (float)-exp((double)r->in.A_log[head]);
     for (int64_t t = 0; t < count; t++)
         out->step[t] = tensor_get(r->in.dt, (first + t) * r->s.dt_row + head, c) + bias;
@@ -38,24 +40,35 @@ INLINE void mamba_steps(const MambaRun *r, int64_t head, int64_t first, int64_t 
         if (scan_begins(r->first_key, first + t)) out->keep[t] = 0;
 }
 
+/* The chunk's token t, as a row of the state sees it. */
+typedef struct MambaToken {
+    float keep, step, x, dy; /* dy: of backward */
+    const void *B, *C;
+} MambaToken;
+
+INLINE MambaToken mamba_token(const MambaRun *r, const MambaSteps *m, int64_t p, int64_t t, Dtype c) {
+    int64_t group = mamba_group_at(&r->s, m->first + t, m->head);
+    float x = tensor_get(r->in.x, mamba_x_at(&r->s, m->first + t, m->head, p), c);
+    return (MambaToken){
+        m->keep[t], m->step[t], x, 0, tensor_at(r->in.B, group, c), tensor_at(r->in.C, group, c)};
+}
+
 /* ---- forward ---- */
 
 typedef float MambaRow[MAMBA_STATE];
 
-/* S_t from S_{t-1}, step x and B; S_t may overwrite S_{t-1}. */
-INLINE Vec mamba_next(const float *before, float keep, float x, const void *B, int64_t i, int64_t left,
-                      Dtype c) {
-    return vec_multiply_add(keep * vec_load(before + i), vec_set(x), get(B, i, left, c));
+/* S_t from S_{t-1}; S_t may overwrite S_{t-1}. */
+INLINE Vec mamba_next(const float *before, MambaToken k, int64_t i, int64_t left, Dtype c) {
+    return vec_multiply_add(k.keep * vec_load(before + i), vec_set(k.step * k.x), get(k.B, i, left, c));
 }
 
-/* Advances the state by one token; returns S_t C_t. */
-INLINE float mamba_advance(float *now, float keep, float x, const void *B, const void *C, int64_t n,
-                           Dtype c) {
+/* Advances a state of n elements by one token; returns S_t C_t. */
+INLINE float mamba_advance(float *now, MambaToken k, int64_t n, Dtype c) {
     Vec sum = {0};
     EACH_VECTOR(i, left, n) {
-        Vec next = mamba_next(now, keep, x, B, i, left, c);
+        Vec next = mamba_next(now, k, i, left, c);
         vec_store(now + i, next);
-        sum = vec_multiply_add(sum, next, get(C, i, left, c));
+        sum = vec_multiply_add(sum, next, get(k.C, i, left, c));
     }
     return vec_sum(sum);
 }
@@ -76,11 +89,9 @@ INLINE void mamba_forward_typed(const MambaRun *r, int64_t head, int64_t first, 
         MambaRow now = {0};
         memcpy(now, from + mamba_state_at(s, head, p), bytes);
         for (int64_t t = 0; t < count; t++) {
-            float x = tensor_get(r->in.x, mamba_x_at(s, first + t, head, p), c);
-            int64_t group = mamba_group_at(s, first + t, head);
-            float y = mamba_advance(now, m.keep[t], m.step[t] * x, tensor_at(r->in.B, group, c),
-                                    tensor_at(r->in.C, group, c), s->state, c);
-            tensor_set(r->y, mamba_y_at(s, first + t, head, p), c, y + r->in.D[head] * x);
+            MambaToken k = mamba_token(r, &m, p, t, c);
+            float y = mamba_advance(now, k, s->state, c);
+            tensor_set(r->y, mamba_y_at(s, first + t, head, p), c, y + r->in.D[head] * k.x);
         }
         if (to) memcpy(to + mamba_state_at(s, head, p), now, bytes);
     }
@@ -97,81 +108,78 @@ typedef struct MambaSums {
     double skip;
 } MambaSums;
 
-/* Goes back by one token: computes G_t from the gradient that the next token passed on, replaces that by the
- * one for the previous token, and adds to dB and dC. */
 typedef struct MambaDots {
     float along, kept; /* G_t B_t, and G_t with S_{t-1} */
 } MambaDots;
-INLINE MambaDots mamba_retreat(float *later, const float *before, const float *now, float keep, float x,
-                               float dy, const void *B, const void *C, float *dB, float *dC, int64_t n,
-                               Dtype c) {
-    Vec along = {0}, kept = {0};
+
+/* A token's backward step: computes G_t from `later`, the gradient that the next token passed on, and
+ * replaces that by the one for the previous token. states: S_{t-1}, S_t. sums: dB, then dC, are added to. */
+INLINE MambaDots mamba_token_backward(const MambaRow states[2], MambaToken k, float *later, float *sums,
+                                      int64_t n, Dtype c) {
+    Vec along = {0}, kept = {0}, x = vec_set(k.step * k.x);
+    float *dB = sums, *dC = sums + n;
     EACH_VECTOR(i, left, n) {
-        Vec g = vec_multiply_add(vec_load(later + i), vec_set(dy), get(C, i, left, c));
-        put(dB, i, left, DTYPE_F32, vec_multiply_add(get(dB, i, left, DTYPE_F32), vec_set(x), g));
+        Vec g = vec_multiply_add(vec_load(later + i), vec_set(k.dy), get(k.C, i, left, c));
+        put(dB, i, left, DTYPE_F32, vec_multiply_add(get(dB, i, left, DTYPE_F32), x, g));
         put(dC, i, left, DTYPE_F32,
-            vec_multiply_add(get(dC, i, left, DTYPE_F32), vec_set(dy), vec_load(now + i)));
-        along = vec_multiply_add(along, g, get(B, i, left, c));
-        kept = vec_multiply_add(kept, g, vec_load(before + i));
-        vec_store(later + i, keep * g);
+            vec_multiply_add(get(dC, i, left, DTYPE_F32), vec_set(k.dy), vec_load(states[1] + i)));
+        along = vec_multiply_add(along, g, get(k.B, i, left, c));
+        kept = vec_multiply_add(kept, g, vec_load(states[0] + i));
+        vec_store(later + i, k.keep * g);
     }
     return (MambaDots){vec_sum(along), vec_sum(kept)};
 }
 
 /* Recomputes the row's states: states[t] is the one before the chunk's token t. */
-INLINE void mamba_states(const MambaRun *r, const MambaSteps *m, int64_t head, int64_t p, int64_t first,
-                         int64_t count, MambaRow *states, Dtype c) {
+INLINE void mamba_states(const MambaRun *r, const MambaSteps *m, int64_t p, MambaRow *states, Dtype c) {
     const MambaShape *s = &r->s;
     memset(states[0], 0, sizeof *states);
-    memcpy(states[0], mamba_start(r, first) + mamba_state_at(s, head, p), (size_t)s->state * sizeof(float));
-    for (int64_t t = 0; t < count; t++) {
-        float x = m->step[t] * tensor_get(r->in.x, mamba_x_at(s, first + t, head, p), c);
-        const void *B = tensor_at(r->in.B, mamba_group_at(s, first + t, head), c);
+    memcpy(states[0], mamba_start(r, m->first) + mamba_state_at(s, m->head, p),
+           (size_t)s->state * sizeof(float));
+    for (int64_t t = 0; t < m->count; t++) {
+        MambaToken k = mamba_token(r, m, p, t, c);
         EACH_VECTOR(i, left, s->state)
-        vec_store(states[t + 1] + i, mamba_next(states[t], m->keep[t], x, B, i, left, c));
+        vec_store(states[t + 1] + i, mamba_next(states[t], k, i, left, c));
     }
 }
 
-INLINE void mamba_row_backward(const MambaRun *r, const MambaSteps *m, int64_t head, int64_t p, int64_t first,
-                               int64_t count, MambaRow *states, MambaSums *sums, Dtype c) {
+INLINE void mamba_row_backward(const MambaRun *r, const MambaSteps *m, int64_t p, MambaRow *states,
+                               MambaSums *sums, Dtype c) {
     const MambaShape *s = &r->s;
-    float *carry = r->carry + mamba_state_at(s, head, p), skip = r->in.D[head];
+    float *carry = r->carry + mamba_state_at(s, m->head, p), skip = r->in.D[m->head];
     size_t bytes = (size_t)s->state * sizeof(float);
     MambaRow later = {0};
     memcpy(later, carry, bytes);
-    mamba_states(r, m, head, p, first, count, states, c);
-    for (int64_t t = count - 1; t >= 0; t--) {
-        int64_t group = mamba_group_at(s, first + t, head), at = mamba_x_at(s, first + t, head, p);
-        float x = tensor_get(r->in.x, at, c), *dB = mamba_room(r, t, head),
-              dy = tensor_get(r->dy, mamba_y_at(s, first + t, head, p), c);
-        MambaDots dots = mamba_retreat(later, states[t], states[t + 1], m->keep[t], m->step[t] * x, dy,
-                                       tensor_at(r->in.B, group, c), tensor_at(r->in.C, group, c), dB,
-                                       dB + s->state, s->state, c);
-        tensor_set(r->out.x, at, c, m->step[t] * dots.along + skip * dy);
-        sums->step[t] += x * dots.along;
+    mamba_states(r, m, p, states, c);
+    for (int64_t t = m->count - 1; t >= 0; t--) {
+        MambaToken k = mamba_token(r, m, p, t, c);
+        k.dy = tensor_get(r->dy, mamba_y_at(s, m->first + t, m->head, p), c);
+        MambaDots dots =
+            mamba_token_backward(states + t, k, later, mamba_scratch(r, t, m->head), s->state, c);
+        tensor_set(r->out.x, mamba_x_at(s, m->first + t, m->head, p), c, k.step * dots.along + skip * k.dy);
+        sums->step[t] += k.x * dots.along;
         sums->keep[t] += dots.kept;
-        sums->skip += (double)(x * dy);
+        sums->skip += (double)(k.x * k.dy);
     }
     memcpy(carry, later, bytes);
 }
 
 /* From gradients of steps and factors to those of dt, dt_bias, A_log and D: d log keep = rate d step, and the
  * derivative of log(1 + e^z) is 1 - exp(-step). */
-INLINE void mamba_steps_backward(const MambaRun *r, const MambaSteps *m, int64_t head, int64_t first,
-                                 int64_t count, const MambaSums *sums, Dtype c) {
+INLINE void mamba_steps_backward(const MambaRun *r, const MambaSteps *m, const MambaSums *sums, Dtype c) {
     float slopes[MAMBA_CHUNK];
     double bias = 0, rate = 0;
-    EACH_VECTOR(i, left, count)
+    EACH_VECTOR(i, left, m->count)
     put(slopes, i, left, DTYPE_F32, one_minus_exp(-get(m->step, i, left, DTYPE_F32)));
-    for (int64_t t = 0; t < count; t++) {
+    for (int64_t t = 0; t < m->count; t++) {
         float along = sums->keep[t] * m->keep[t] * m->rate, dt = (sums->step[t] + along) * slopes[t];
-        tensor_set(r->out.dt, (first + t) * r->s.dt_row + head, c, dt);
+        tensor_set(r->out.dt, (m->first + t) * r->s.dt_row + m->head, c, dt);
         bias += (double)dt;
         rate += (double)(along * m->step[t]);
     }
-    r->out.dt_bias[head] += (float)bias;
-    r->out.A_log[head] += (float)rate;
-    r->out.D[head] += (float)sums->skip;
+    r->out.dt_bias[m->head] += (float)bias;
+    r->out.A_log[m->head] += (float)rate;
+    r->out.D[m->head] += (float)sums->skip;
 }
 
 INLINE void mamba_backward_typed(const MambaRun *r, int64_t head, int64_t first, int64_t count, Dtype c) {
@@ -179,10 +187,9 @@ INLINE void mamba_backward_typed(const MambaRun *r, int64_t head, int64_t first,
     MambaSums sums = {{0}, {0}, 0};
     MambaSteps m;
     mamba_steps(r, head, first, count, &m, c);
-    memset(mamba_room(r, 0, head), 0, (size_t)(count * 2 * r->s.state) * sizeof(float));
-    for (int64_t p = 0; p < r->s.head_dim; p++)
-        mamba_row_backward(r, &m, head, p, first, count, states, &sums, c);
-    mamba_steps_backward(r, &m, head, first, count, &sums, c);
+    memset(mamba_scratch(r, 0, head), 0, (size_t)(count * 2 * r->s.state) * sizeof(float));
+    for (int64_t p = 0; p < r->s.head_dim; p++) mamba_row_backward(r, &m, p, states, &sums, c);
+    mamba_steps_backward(r, &m, &sums, c);
 }
 static void mamba_backward(const MambaRun *r, int64_t head, int64_t first, int64_t count) {
     BY_DTYPE(r->c, mamba_backward_typed, r, head, first, count);
@@ -197,7 +204,7 @@ INLINE void mamba_sum_typed(const MambaRun *r, int64_t first, int64_t t, Dtype c
         EACH_VECTOR(i, left, s->state) {
             Vec dB = {0}, dC = {0};
             for (int64_t k = 0; k < heads; k++) {
-                const float *terms = mamba_room(r, t, head + k);
+                const float *terms = mamba_scratch(r, t, head + k);
                 dB += get(terms, i, left, DTYPE_F32);
                 dC += get(terms + s->state, i, left, DTYPE_F32);
             }
@@ -226,50 +233,47 @@ INLINE float gated_rstd(const GatedNorm *s, const void *x, const void *gate, Dty
     return 1 / __builtin_sqrtf(vec_sum(squares) / (float)s->run + s->eps);
 }
 
-INLINE void gated_norm_forward_typed(GatedNorm s, const void *x, const void *gate, const float *w, void *y,
-                                     Dtype c) {
+INLINE void gated_norm_forward_typed(const GatedNormForwardArgs *o, Dtype c) {
+    const GatedNorm s = o->s;
     for (int64_t t = 0; t < s.tokens; t++)
         for (int64_t first = 0; first < s.width; first += s.run) {
-            const void *xs = tensor_at(x, t * s.width + first, c),
-                       *gates = tensor_at(gate, t * s.gate_row + first, c);
-            float rstd = gated_rstd(&s, xs, gates, c);
+            const void *x = tensor_at(o->x, t * s.width + first, c),
+                       *gate = tensor_at(o->gate, t * s.gate_row + first, c);
+            const float *w = o->w + first;
+            void *y = tensor_to(o->y, t * s.width + first, c);
+            float rstd = gated_rstd(&s, x, gate, c);
             EACH_VECTOR(i, left, s.run)
-            put(tensor_to(y, t * s.width + first, c), i, left, c,
-                gated(xs, gates, i, left, c) * rstd * get(w + first, i, left, DTYPE_F32));
+            put(y, i, left, c, gated(x, gate, i, left, c) * rstd * get(w, i, left, DTYPE_F32));
         }
 }
-static void gated_norm_forward(const GatedNormForwardArgs *o) {
-    BY_DTYPE(o->c, gated_norm_forward_typed, o->s, o->x, o->gate, o->w, o->y);
-}
+static void gated_norm_forward(const GatedNormForwardArgs *o) { BY_DTYPE(o->c, gated_norm_forward_typed, o); }
 
-/* Backward of one run, as in rms_backward_typed, then through the gate. */
-INLINE void gated_run_backward(const GatedNorm *s, const void *x, const void *gate, const float *w,
-                               const void *dy, void *dx, void *dgate, float *dw, Dtype c) {
-    float scale = gated_rstd(s, x, gate, c);
+/* Backward of the run from element `first` of token t on, as in rms_backward_typed, then through the gate. */
+INLINE void gated_run_backward(const GatedNormBackwardArgs *o, int64_t t, int64_t first, Dtype c) {
+    const int64_t n = o->s.run, at = t * o->s.width + first, gate_at = t * o->s.gate_row + first;
+    const void *x = tensor_at(o->x, at, c), *gate = tensor_at(o->gate, gate_at, c),
+               *dy = tensor_at(o->dy, at, c);
+    void *dx = tensor_to(o->dx, at, c), *dgate = tensor_to(o->dgate, gate_at, c);
+    const float *w = o->w + first, rstd = gated_rstd(&o->s, x, gate, c);
+    float *dw = o->dw + first;
     Vec dot = {0};
-    EACH_VECTOR(i, left, s->run)
+    EACH_VECTOR(i, left, n)
     dot += gated(x, gate, i, left, c) * get(dy, i, left, c) * get(w, i, left, DTYPE_F32);
-    float mean = vec_sum(dot) * scale / (float)s->run;
-    EACH_VECTOR(i, left, s->run) {
+    float mean = vec_sum(dot) * rstd / (float)n;
+    EACH_VECTOR(i, left, n) {
         Vec z = get(gate, i, left, c), q = sigmoid(z), silu = z * q, v = get(x, i, left, c),
-            n = v * silu * scale, g = get(dy, i, left, c),
-            d = (g * get(w, i, left, DTYPE_F32) - n * mean) * scale;
-        put(dw, i, left, DTYPE_F32, get(dw, i, left, DTYPE_F32) + g * n);
+            norm = v * silu * rstd, g = get(dy, i, left, c),
+            d = (g * get(w, i, left, DTYPE_F32) - norm * mean) * rstd;
+        put(dw, i, left, DTYPE_F32, get(dw, i, left, DTYPE_F32) + g * norm);
         put(dx, i, left, c, d * silu);
         put(dgate, i, left, c, d * v * (q + silu * (1.0f - q)));
     }
 }
 
-INLINE void gated_norm_backward_typed(GatedNorm s, const void *x, const void *gate, const float *w,
-                                      const void *dy, void *dx, void *dgate, float *dw, Dtype c) {
-    for (int64_t t = 0; t < s.tokens; t++)
-        for (int64_t first = 0; first < s.width; first += s.run) {
-            int64_t at = t * s.width + first, gates = t * s.gate_row + first;
-            gated_run_backward(&s, tensor_at(x, at, c), tensor_at(gate, gates, c), w + first,
-                               tensor_at(dy, at, c), tensor_to(dx, at, c), tensor_to(dgate, gates, c),
-                               dw + first, c);
-        }
+INLINE void gated_norm_backward_typed(const GatedNormBackwardArgs *o, Dtype c) {
+    for (int64_t t = 0; t < o->s.tokens; t++)
+        for (int64_t first = 0; first < o->s.width; first += o->s.run) gated_run_backward(o, t, first, c);
 }
 static void gated_norm_backward(const GatedNormBackwardArgs *o) {
-    BY_DTYPE(o->c, gated_norm_backward_typed, o->s, o->x, o->gate, o->w, o->dy, o->dx, o->dgate, o->dw);
+    BY_DTYPE(o->c, gated_norm_backward_typed, o);
 }

@@ -97,22 +97,26 @@ static int64_t block_rows(const TokenBlocks *b, int64_t block) {
     return min_i64(TOKEN_BLOCK, end - block_start(b, block));
 }
 
-/* Adds the sums of `count` blocks from `first` on ([count][row], n columns) to the rows of their splits
- * [splits][n], in ascending order. Threads divide the columns, not the blocks, so each element of a sum
- * belongs to one thread. */
-static void add_blocks(Device *d, const TokenBlocks *b, int64_t first, int64_t count, int64_t row, int64_t n,
-                       const float *partial, float *sum) {
+/* Sums of `count` blocks from `first` on: n columns of rows that lie `row` apart. */
+typedef struct BlockSums {
+    int64_t first, count, row, n;
+    const float *at;
+} BlockSums;
+
+/* Adds the sums of blocks to the rows of their splits, [splits][n], in ascending order. Threads divide the
+ * columns, not the blocks, so each element of a sum belongs to one thread. */
+static void add_blocks(Device *d, const TokenBlocks *b, BlockSums s, float *sum) {
     enum { COLUMNS = 256 };
-    EACH_PIECE(d, at, n, COLUMNS) {
-        for (int64_t p = 0; p < count; p++) {
-            float *to = sum + (first + p) / b->each * n + at;
-            kernels_of(d)->add(min_i64(COLUMNS, n - at), to, partial + p * row + at, to, DTYPE_F32);
+    EACH_PIECE(d, at, s.n, COLUMNS) {
+        for (int64_t p = 0; p < s.count; p++) {
+            float *to = sum + (s.first + p) / b->each * s.n + at;
+            kernels_of(d)->add(min_i64(COLUMNS, s.n - at), to, s.at + p * s.row + at, to, DTYPE_F32);
         }
     }
 }
 
 /* Scratch for the sums of PARTS blocks. */
-static float *block_room(Device *d, int64_t n) {
+static float *block_scratch(Device *d, int64_t n) {
     CHECK(d->scratch_size >= (size_t)(PARTS * n) * sizeof(float));
     return (float *)(void *)d->scratch;
 }
@@ -122,7 +126,7 @@ static float *block_room(Device *d, int64_t n) {
  * sums nor scratch. */
 static void norm_backward(Device *d, const NormBackwardArgs *o) {
     TokenBlocks b = token_blocks(o->tokens, o->split_size);
-    float *room = o->dw ? block_room(d, o->hidden) : NULL;
+    float *scratch = o->dw ? block_scratch(d, o->hidden) : NULL;
     for (int64_t first = 0; first < b.count; first += PARTS) {
         int64_t count = min_i64(PARTS, b.count - first);
         EACH_PIECE(d, p, count, 1) {
@@ -131,11 +135,11 @@ static void norm_backward(Device *d, const NormBackwardArgs *o) {
             block.tokens = block_rows(&b, first + p);
             block.x = tensor_at(o->x, at, o->c), block.rstd = o->rstd + start;
             block.dy = tensor_at(o->dy, at, o->c), block.dx = tensor_to(o->dx, at, o->c);
-            block.dw = room ? room + p * o->hidden : NULL;
-            if (room) memset(block.dw, 0, (size_t)o->hidden * sizeof *block.dw);
+            block.dw = scratch ? scratch + p * o->hidden : NULL;
+            if (scratch) memset(block.dw, 0, (size_t)o->hidden * sizeof *block.dw);
             kernels_of(d)->norm_backward(&block);
         }
-        if (o->dw) add_blocks(d, &b, first, count, o->hidden, o->hidden, room, o->dw);
+        if (o->dw) add_blocks(d, &b, (BlockSums){first, count, o->hidden, o->hidden, scratch}, o->dw);
     }
 }
 
@@ -154,7 +158,7 @@ static void gated_norm_forward(Device *d, const GatedNormForwardArgs *o) {
 /* As norm_backward, with all tokens in one split. */
 static void gated_norm_backward(Device *d, const GatedNormBackwardArgs *o) {
     TokenBlocks b = token_blocks(o->s.tokens, o->s.tokens);
-    float *room = block_room(d, o->s.width);
+    float *scratch = block_scratch(d, o->s.width);
     for (int64_t first = 0; first < b.count; first += PARTS) {
         int64_t count = min_i64(PARTS, b.count - first);
         EACH_PIECE(d, p, count, 1) {
@@ -165,11 +169,11 @@ static void gated_norm_backward(Device *d, const GatedNormBackwardArgs *o) {
             block.x = tensor_at(o->x, at, o->c), block.gate = tensor_at(o->gate, gates, o->c);
             block.dy = tensor_at(o->dy, at, o->c), block.dx = tensor_to(o->dx, at, o->c);
             block.dgate = tensor_to(o->dgate, gates, o->c);
-            block.dw = room + p * o->s.width;
+            block.dw = scratch + p * o->s.width;
             memset(block.dw, 0, (size_t)o->s.width * sizeof *block.dw);
             kernels_of(d)->gated_norm_backward(&block);
         }
-        add_blocks(d, &b, first, count, o->s.width, o->s.width, room, o->dw);
+        add_blocks(d, &b, (BlockSums){first, count, o->s.width, o->s.width, scratch}, o->dw);
     }
 }
 
@@ -228,17 +232,17 @@ static void qk_norm_backward(Device *d, const QkNormBackwardArgs *o) {
         qk_norm_plain_backward(d, o);
         return;
     }
-    float *room = block_room(d, both);
+    float *scratch = block_scratch(d, both);
     for (int64_t first = 0; first < b.count; first += PARTS) {
         int64_t count = min_i64(PARTS, b.count - first);
         EACH_PIECE(d, p, count, 1) {
             QkNormBackwardArgs block = qk_norm_part(o, block_start(&b, first + p), block_rows(&b, first + p));
-            block.dwq = room + p * both, block.dwk = block.dwq + o->splits * nq;
+            block.dwq = scratch + p * both, block.dwk = block.dwq + o->splits * nq;
             memset(block.dwq, 0, (size_t)both * sizeof *block.dwq);
             kernels_of(d)->qk_norm_backward(&block);
         }
-        add_blocks(d, &b, first, count, both, o->splits * nq, room, o->dwq);
-        add_blocks(d, &b, first, count, both, o->splits * nk, room + o->splits * nq, o->dwk);
+        add_blocks(d, &b, (BlockSums){first, count, both, o->splits * nq, scratch}, o->dwq);
+        add_blocks(d, &b, (BlockSums){first, count, both, o->splits * nk, scratch + o->splits * nq}, o->dwk);
     }
 }
 
@@ -257,16 +261,16 @@ static void qk_norm_sums(Device *d, const QkNormSumsArgs *o) {
 /* Only the sums: a bias passes its gradient through unchanged. */
 static void bias_backward(Device *d, const BiasBackwardArgs *o) {
     TokenBlocks b = token_blocks(o->tokens, o->split_size);
-    float *room = block_room(d, o->n);
+    float *scratch = block_scratch(d, o->n);
     for (int64_t first = 0; first < b.count; first += PARTS) {
         int64_t count = min_i64(PARTS, b.count - first);
         EACH_PIECE(d, p, count, 1) {
-            memset(room + p * o->n, 0, (size_t)o->n * sizeof *room);
+            memset(scratch + p * o->n, 0, (size_t)o->n * sizeof *scratch);
             kernels_of(d)->bias_backward(block_rows(&b, first + p), o->n,
                                          tensor_at(o->dy, block_start(&b, first + p) * o->n, o->c),
-                                         room + p * o->n, o->c);
+                                         scratch + p * o->n, o->c);
         }
-        add_blocks(d, &b, first, count, o->n, o->n, room, o->db);
+        add_blocks(d, &b, (BlockSums){first, count, o->n, o->n, scratch}, o->db);
     }
 }
 
@@ -280,14 +284,15 @@ static void bias_forward(Device *d, const BiasForwardArgs *o) {
 }
 
 static void rope_neighbours(Device *d, const RopeArgs *o) {
-    int64_t row = qkv_row(o->s), heads = o->s.heads + o->s.kv_heads, turned = rotary_dim(o->s);
+    int64_t row = qkv_row(o->s), heads = o->s.heads + o->s.kv_heads, n = rotary_dim(o->s);
     EACH_PIECE(d, first, o->s.tokens, rows_for(row))
-    for (int64_t t = first; t < min_i64(o->s.tokens, first + rows_for(row)); t++)
+    for (int64_t t = first; t < min_i64(o->s.tokens, first + rows_for(row)); t++) {
+        const Rotation by = {n, o->cos_sin + o->positions[t] * n, o->inverse ? -1 : 1};
         for (int64_t head = 0; head < heads; head++) {
             void *x = tensor_to(o->qkv, t * row + head * o->s.head_dim, o->c);
-            turn_neighbours(d, turned, o->cos_sin + o->positions[t] * turned, x, x, o->inverse ? -1 : 1,
-                            o->c);
+            rotate_neighbours(d, &by, x, x, o->c);
         }
+    }
 }
 
 /* Tokens are independent, and so are heads: a slice of either has the same bits as in the full tensor. */
@@ -360,15 +365,15 @@ static void add(Device *d, const AddArgs *o) {
 enum { PARTS_PIECE = 2048 }; /* elements of a sum; the tree keeps one such block for each level */
 
 /* The sum of a range of parts at elements first .. first+n-1. Returns an address in the part itself, or in
- * `room`, which has a block for this level and each below. */
+ * `scratch`, which has a block for this level and each below. */
 static const float *tree_sum(const Device *d, int64_t first, int64_t n, int parts, const float *const *in,
-                             float *room) {
+                             float *scratch) {
     if (parts == 1) return in[0] + first;
     int half = tree_half(parts);
-    const float *a = tree_sum(d, first, n, half, in, room);
-    const float *b = tree_sum(d, first, n, parts - half, in + half, room + PARTS_PIECE);
-    kernels_of(d)->add(n, a, b, room, DTYPE_F32);
-    return room;
+    const float *a = tree_sum(d, first, n, half, in, scratch);
+    const float *b = tree_sum(d, first, n, parts - half, in + half, scratch + PARTS_PIECE);
+    kernels_of(d)->add(n, a, b, scratch, DTYPE_F32);
+    return scratch;
 }
 
 /* Piece by piece, so that the sums stored at each level of the tree stay in the L1 cache, and each part is
@@ -376,14 +381,14 @@ static const float *tree_sum(const Device *d, int64_t first, int64_t n, int part
  * part, because that part's piece has been read by then. */
 static void sum_parts(Device *d, const SumPartsArgs *o) {
     EACH_PIECE(d, first, o->n, PARTS_PIECE) {
-        float room[32 * PARTS_PIECE]; /* as many levels as an int has bits */
+        float scratch[32 * PARTS_PIECE]; /* as many levels as an int has bits */
         int64_t count = min_i64(PARTS_PIECE, o->n - first);
         int half = o->parts > 1 ? tree_half(o->parts) : 1;
-        const float *a = tree_sum(d, first, count, half, o->in, room);
+        const float *a = tree_sum(d, first, count, half, o->in, scratch);
         if (o->parts == 1) {
             memmove(o->out + first, a, (size_t)count * sizeof *o->out);
         } else {
-            const float *b = tree_sum(d, first, count, o->parts - half, o->in + half, room + PARTS_PIECE);
+            const float *b = tree_sum(d, first, count, o->parts - half, o->in + half, scratch + PARTS_PIECE);
             kernels_of(d)->add(count, a, b, o->out + first, DTYPE_F32);
         }
     }
@@ -403,37 +408,36 @@ static void sum_parts_i64(Device *d, const SumPartsI64Args *o) {
 
 /* ---- loss ---- */
 
+static int64_t split_size_of(const LossRecordsArgs *o) {
+    return o->splits.split_size ? o->splits.split_size : o->vocab;
+}
+
 /* The record of the split that begins at local logit `first`. The target is relative to local logit 0; it
  * lies outside of [0, length) if another split has it. */
-static LossRecord record_of(const Device *d, int64_t vocab, const void *row, Dtype type, int64_t target,
-                            const VocabSplit *l, int64_t first) {
-    int64_t split_size = l->split_size ? l->split_size : vocab;
-    return kernels_of(d)->loss_record(min_i64(split_size, vocab - first), tensor_at(row, first, type), type,
-                                      target - l->first - first);
+static LossRecord record_of(const Device *d, const LossRecordsArgs *o, int64_t row, int64_t first) {
+    int64_t count = min_i64(split_size_of(o), o->vocab - first), at = row * o->vocab + first;
+    return kernels_of(d)->loss_record(count, tensor_at(o->logits, at, o->logits_type), o->logits_type,
+                                      o->targets[row] - o->splits.first - first);
 }
 
 /* One row per piece, since a vocabulary is usually longer than a grain. */
 static void loss_records(Device *d, const LossRecordsArgs *o) {
-    int64_t split_size = o->splits.split_size ? o->splits.split_size : o->vocab;
     EACH_PIECE(d, r, o->rows, 1) {
-        for (int64_t first = 0; first < o->vocab; first += split_size)
-            o->records[first / split_size * o->rows + r] =
-                record_of(d, o->vocab, tensor_at(o->logits, r * o->vocab, o->logits_type), o->logits_type,
-                          o->targets[r], &o->splits, first);
+        for (int64_t first = 0; first < o->vocab; first += split_size_of(o))
+            o->records[first / split_size_of(o) * o->rows + r] = record_of(d, o, r, first);
     }
 }
 
 /* If all logits are local, a row's records are computed just before its gradient, so the row is read from
  * memory once. */
 static void cross_entropy(Device *d, const CrossEntropyArgs *o) {
-    int64_t split_size = o->splits.split_size ? o->splits.split_size : o->vocab,
-            step = o->splits.records ? o->rows : 1;
+    const LossRecordsArgs local = {o->rows, o->vocab, o->logits, o->logits_type, o->targets, o->splits, NULL};
+    int64_t split_size = split_size_of(&local), step = o->splits.records ? o->rows : 1;
     int count = o->splits.records ? o->splits.count : (int)splits_of(o->vocab, split_size);
     CHECK(count <= SPLITS_MAX);
     EACH_PIECE(d, r, o->rows, 1) {
         LossRecord own[SPLITS_MAX];
         const LossRecord *records = o->splits.records ? o->splits.records + r : own;
-        const void *x = tensor_at(o->logits, r * o->vocab, o->logits_type);
         void *dx = o->dlogits ? tensor_to(o->dlogits, r * o->vocab, o->grad_type) : NULL;
         o->loss[r] = 0;
         if (o->z_loss) o->z_loss[r] = 0;
@@ -442,7 +446,7 @@ static void cross_entropy(Device *d, const CrossEntropyArgs *o) {
             continue;
         }
         for (int i = 0; !o->splits.records && i < count; i++)
-            own[i] = record_of(d, o->vocab, x, o->logits_type, o->targets[r], &o->splits, i * split_size);
+            own[i] = record_of(d, &local, r, i * split_size);
         LossRecord row = loss_record_of_splits(records, step, count, o->targets[r] / split_size);
         RowSum of = {row.max, row.sum};
         double whole = (double)of.max + log(of.sum), share = 1 + 2 * (double)o->z * whole;

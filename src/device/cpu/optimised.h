@@ -43,9 +43,13 @@ void optimised_fill_experts(Ops *ops);
 void optimised_fill_latent(Ops *ops);
 void optimised_fill_scans(Ops *ops);
 size_t optimised_attention_scratch(const Device *d, AttentionShape s);
-/* Rotates n elements (even) in pairs 2i and 2i + 1, by n/2 cosines followed by n/2 sines; sign -1 rotates
- * back. `to` may be `from`. */
-void turn_neighbours(const Device *d, int64_t n, const float *angles, const void *from, void *to, float sign,
-                     Dtype c);
+/* Rotation of n elements (even) by n/2 cosines followed by n/2 sines; sign -1 rotates back. */
+typedef struct Rotation {
+    int64_t n;
+    const float *angles;
+    float sign;
+} Rotation;
+/* Rotates pairs 2i and 2i + 1. `to` may be `from`. */
+void rotate_neighbours(const Device *d, const Rotation *by, const void *from, void *to, Dtype c);
 
 #endif

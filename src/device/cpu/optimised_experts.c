@@ -95,55 +95,58 @@ static void combine(Device *d, const CombineArgs *o) {
     }
 }
 
-/* The dot product of at most COLUMNS elements, which are then multiplied by the weight. Lanes are added in
- * order. */
-static double weigh_columns(int64_t n, float *x, float *dx, float weight) {
+/* A part of two rows: at most COLUMNS elements of each, in fp32. */
+typedef struct RowPair {
+    int64_t n;
+    float x[COLUMNS], dx[COLUMNS];
+} RowPair;
+
+static void load_pair(const Device *d, int64_t n, const void *x, const void *dx, RowPair *p, Dtype c) {
+    p->n = n;
+    kernels_of(d)->cast(n, x, c, p->x, DTYPE_F32);
+    kernels_of(d)->cast(n, dx, c, p->dx, DTYPE_F32);
+}
+
+/* Lanes are added in order. */
+static double pair_dot(const RowPair *p) {
     enum { LANES = 16 };
     float lanes[LANES] = {0};
     double sum = 0;
-    for (int64_t i = 0; i < n; i++) lanes[i % LANES] += x[i] * dx[i];
+    for (int64_t i = 0; i < p->n; i++) lanes[i % LANES] += p->x[i] * p->dx[i];
     for (int i = 0; i < LANES; i++) sum += (double)lanes[i];
-    for (int64_t i = 0; i < n; i++) x[i] *= weight, dx[i] *= weight;
     return sum;
 }
 
-/* The dot product, COLUMNS elements at a time. x and dx times the weight are written to `to` and `dto`, which
- * may be the same memory as x and dx, or NULL: not written. */
-static double weigh(const Device *d, int64_t n, const void *x, const void *dx, float weight, void *to,
-                    void *dto, Dtype c) {
+/* The dot product of n elements, which are then multiplied by the weight. */
+static double weigh(const Device *d, int64_t n, void *x, void *dx, float weight, Dtype c) {
     double sum = 0;
     for (int64_t i = 0; i < n; i += COLUMNS) {
-        float a[COLUMNS], b[COLUMNS];
-        int64_t count = min_i64(COLUMNS, n - i);
-        kernels_of(d)->cast(count, tensor_at(x, i, c), c, a, DTYPE_F32);
-        kernels_of(d)->cast(count, tensor_at(dx, i, c), c, b, DTYPE_F32);
-        sum += weigh_columns(count, a, b, weight);
-        if (to == NULL) continue;
-        kernels_of(d)->cast(count, a, DTYPE_F32, tensor_to(to, i, c), c);
-        kernels_of(d)->cast(count, b, DTYPE_F32, tensor_to(dto, i, c), c);
+        RowPair p;
+        void *to = tensor_to(x, i, c), *dto = tensor_to(dx, i, c);
+        load_pair(d, min_i64(COLUMNS, n - i), to, dto, &p, c);
+        sum += pair_dot(&p);
+        for (int64_t k = 0; k < p.n; k++) p.x[k] *= weight, p.dx[k] *= weight;
+        kernels_of(d)->cast(p.n, p.x, DTYPE_F32, to, c);
+        kernels_of(d)->cast(p.n, p.dx, DTYPE_F32, dto, c);
     }
     return sum;
 }
 
-static float weigh_row(const Device *d, int64_t inter, int splits, void *act, void *dact, float weight,
-                       Dtype c) {
+/* Assignment j. */
+static float weigh_row(const Device *d, const CombineBackwardArgs *o, int64_t j) {
     float sums[SPLITS_MAX];
-    int64_t each = inter / splits;
-    for (int i = 0; i < splits; i++) {
-        void *x = tensor_to(act, i * each, c), *dx = tensor_to(dact, i * each, c);
-        sums[i] = (float)weigh(d, each, x, dx, weight, x, dx, c);
-    }
-    return weights_tree(splits, sums);
+    int64_t at = (o->r.row ? o->r.row[j] : j) * o->inter, each = o->inter / o->splits;
+    for (int i = 0; i < o->splits; i++, at += each)
+        sums[i] = (float)weigh(d, each, tensor_to(o->act, at, o->c), tensor_to(o->dact, at, o->c),
+                               o->r.weights[j], o->c);
+    return weights_tree(o->splits, sums);
 }
 
 static void combine_backward(Device *d, const CombineBackwardArgs *o) {
     int64_t step = rows_for(o->inter), assignments = o->s.tokens * o->s.chosen;
     EACH_PIECE(d, first, assignments, step) {
-        for (int64_t j = first; j < min_i64(assignments, first + step); j++) {
-            int64_t at = (o->r.row ? o->r.row[j] : j) * o->inter;
-            o->dweights[j] = weigh_row(d, o->inter, o->splits, tensor_to(o->act, at, o->c),
-                                       tensor_to(o->dact, at, o->c), o->r.weights[j], o->c);
-        }
+        for (int64_t j = first; j < min_i64(assignments, first + step); j++)
+            o->dweights[j] = weigh_row(d, o, j);
     }
 }
 
@@ -157,27 +160,36 @@ static void permute(Device *d, const PermuteArgs *o) {
     }
 }
 
-static float weights_row(const Device *d, int64_t n, int runs, int splits, const void *y, const void *dy,
-                         float weight, Dtype c) {
-    float sums[SPLITS_MAX];
-    int64_t each = n / splits;
-    for (int split = 0; split < splits; split++) {
-        double sum = 0;
-        for (int64_t at = split * each; at < runs * n; at += n)
-            sum += weigh(d, each, tensor_at(y, at, c), tensor_at(dy, at, c), 1, NULL, NULL, c);
-        sums[split] = weight_gradient(sum, weight);
+static double dot_elements(const Device *d, int64_t n, const void *y, const void *dy, Dtype c) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i += COLUMNS) {
+        RowPair p;
+        load_pair(d, min_i64(COLUMNS, n - i), tensor_at(y, i, c), tensor_at(dy, i, c), &p, c);
+        sum += pair_dot(&p);
     }
-    return weights_tree(splits, sums);
+    return sum;
+}
+
+/* The gradient of the weight of assignment j. */
+static float weights_row(const Device *d, const PermuteDweightsArgs *o, int64_t j) {
+    float sums[SPLITS_MAX];
+    int64_t begin = (o->r.row ? o->r.row[j] : j) * o->runs * o->n, each = o->n / o->splits;
+    for (int split = 0; split < o->splits; split++) {
+        double sum = 0;
+        for (int run = 0; run < o->runs; run++) {
+            int64_t at = begin + run * o->n + split * each;
+            sum += dot_elements(d, each, tensor_at(o->y, at, o->c), tensor_at(o->dy, at, o->c), o->c);
+        }
+        sums[split] = weight_gradient(sum, o->r.weights[j]);
+    }
+    return weights_tree(o->splits, sums);
 }
 
 static void permute_dweights(Device *d, const PermuteDweightsArgs *o) {
     int64_t step = rows_for(o->runs * o->n), assignments = o->s.tokens * o->s.chosen;
     EACH_PIECE(d, first, assignments, step) {
-        for (int64_t j = first; j < min_i64(assignments, first + step); j++) {
-            int64_t at = (o->r.row ? o->r.row[j] : j) * o->runs * o->n;
-            o->dweights[j] = weights_row(d, o->n, o->runs, o->splits, tensor_at(o->y, at, o->c),
-                                         tensor_at(o->dy, at, o->c), o->r.weights[j], o->c);
-        }
+        for (int64_t j = first; j < min_i64(assignments, first + step); j++)
+            o->dweights[j] = weights_row(d, o, j);
     }
 }
 

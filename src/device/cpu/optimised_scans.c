@@ -68,7 +68,7 @@ static void mamba_backward(Device *d, const MambaBackwardArgs *o) {
                   .starts = (float *)(uintptr_t)o->starts,
                   .dy = o->dy,
                   .carry = o->carry,
-                  .room = o->room,
+                  .scratch = o->scratch,
                   .out = o->out};
     int64_t step = rows_for(2 * o->s.heads * o->s.state);
     memset(o->carry, 0, (size_t)mamba_state_at(&o->s, o->s.heads, 0) * sizeof *o->carry);

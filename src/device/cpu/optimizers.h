@@ -30,18 +30,23 @@ INLINE VecHalf round_by(Vec v, VecBits bits) {
     return __builtin_convertvector(rounded, VecHalf);
 }
 
-/* Stores v as state `which` (0 or 1: lower or upper half of a word) of elements i and up. words[0] belongs to
- * element 0; unused with fp32. */
-INLINE void put_state(void *state, int64_t i, int64_t left, Dtype t, Vec v, const uint32_t *words,
-                      int which) {
+/* A state of some elements. words[0] belongs to the first of them; unused with fp32. half: the lower (0) or
+ * the upper (1) half of a word rounds it. */
+typedef struct State {
+    void *at;
+    const uint32_t *words;
+    int half;
+} State;
+
+INLINE void put_state(State s, int64_t i, int64_t left, Dtype t, Vec v) {
     if (t == DTYPE_F32) {
-        put(state, i, left, t, v);
+        put(s.at, i, left, t, v);
         return;
     }
     VecBits bits;
-    memcpy(&bits, words + i, sizeof bits);
-    VecHalf h = round_by(v, bits >> 16 * which & 0xffff);
-    memcpy((uint16_t *)state + i, &h, left >= VLEN ? sizeof h : (size_t)left * sizeof(uint16_t));
+    memcpy(&bits, s.words + i, sizeof bits);
+    VecHalf h = round_by(v, bits >> 16 * s.half & 0xffff);
+    memcpy((uint16_t *)s.at + i, &h, left >= VLEN ? sizeof h : (size_t)left * sizeof(uint16_t));
 }
 
 /* Makes the words of the chunk that contains element i of n, and points *words at the word of element i.
@@ -55,99 +60,88 @@ INLINE int64_t words_from(const StateStore *s, uint64_t step, int64_t i, int64_t
     return min_i64(STATE_CHUNK - at, n - i);
 }
 
+/* Calls run(o, step, first, count, words, type) for all n elements: at once with states in fp32, else for
+ * each chunk of random words. */
+#define BY_STATE(type, run, o, n)                                          \
+    do {                                                                   \
+        const OptimizerStep step = *(o)->step;                             \
+        if ((type) == DTYPE_F32) {                                         \
+            run(*(o), &step, 0, n, NULL, DTYPE_F32);                       \
+            break;                                                         \
+        }                                                                  \
+        uint32_t chunk[STATE_CHUNK + VLEN] = {0};                          \
+        const uint32_t *words;                                             \
+        for (int64_t i = 0, count; i < (n); i += count) {                  \
+            count = words_from(&(o)->s, step.number, i, n, chunk, &words); \
+            run(*(o), &step, i, count, words, DTYPE_BF16);                 \
+        }                                                                  \
+    } while (0)
+
 /* v + x share, as a fused multiply-add. Do not write it as a plain sum of two products: the compiler would
  * then choose which product is rounded, possibly differently at the end of a row than inside it, and an
  * element's bits would depend on how it is sharded. */
 INLINE Vec with_share(Vec v, Vec x, float share) { return vec_multiply_add(v, x, vec_set(share)); }
 
-INLINE void adamw_run(int64_t n, AdamW a, const OptimizerStep *step, float *param, const float *grad, void *m,
-                      void *v, uint16_t *copy, const uint32_t *words, Dtype t) {
+/* Elements first .. first+n-1, as in the runs below. */
+INLINE void adamw_run(const AdamWArgs o, const OptimizerStep *step, int64_t first, int64_t n,
+                      const uint32_t *words, Dtype t) {
+    const AdamW a = o.constants;
+    const State m = {tensor_to(o.m, first, t), words, 0}, v = {tensor_to(o.v, first, t), words, 1};
+    const float *grad = o.grad + first;
+    float *param = o.param + first;
+    uint16_t *copy = o.copy ? o.copy + first : NULL;
     float rest1 = 1 - a.beta1, rest2 = 1 - a.beta2, decay = step->lr * a.weight_decay;
     float unbias1 = step->lr / step->correction1, unbias2 = 1 / step->correction2;
     EACH_VECTOR(i, left, n) {
         Vec g = get(grad, i, left, DTYPE_F32) * step->grad_scale, p = get(param, i, left, DTYPE_F32);
-        Vec mean = with_share(g * rest1, get(m, i, left, t), a.beta1);
-        Vec square = with_share(g * g * rest2, get(v, i, left, t), a.beta2);
+        Vec mean = with_share(g * rest1, get(m.at, i, left, t), a.beta1);
+        Vec square = with_share(g * g * rest2, get(v.at, i, left, t), a.beta2);
         p = p - with_share(mean * unbias1 / (vec_sqrt(square * unbias2) + a.eps), p, decay);
-        put_state(m, i, left, t, mean, words, 0);
-        put_state(v, i, left, t, square, words, 1);
+        put_state(m, i, left, t, mean);
+        put_state(v, i, left, t, square);
         put(param, i, left, DTYPE_F32, p);
         if (copy) put(copy, i, left, DTYPE_BF16, p);
     }
 }
+static void adamw(const AdamWArgs *o) { BY_STATE(o->s.type, adamw_run, o, o->n); }
 
-static void adamw(const AdamWArgs *o) {
-    OptimizerStep step = *o->step;
-    StateStore s = o->s;
-    if (s.type == DTYPE_F32) {
-        adamw_run(o->n, o->constants, &step, o->param, o->grad, o->m, o->v, o->copy, NULL, DTYPE_F32);
-        return;
-    }
-    uint32_t chunk[STATE_CHUNK + VLEN] = {0};
-    const uint32_t *words;
-    for (int64_t i = 0, count; i < o->n; i += count) {
-        count = words_from(&s, step.number, i, o->n, chunk, &words);
-        adamw_run(count, o->constants, &step, o->param + i, o->grad + i, (uint16_t *)o->m + i,
-                  (uint16_t *)o->v + i, o->copy ? o->copy + i : NULL, words, DTYPE_BF16);
-    }
-}
-
-INLINE void sgd_run(int64_t n, Sgd o, const OptimizerStep *step, float *param, const float *grad,
-                    void *momentum, uint16_t *copy, const uint32_t *words, Dtype t) {
+INLINE void sgd_run(const SgdArgs o, const OptimizerStep *step, int64_t first, int64_t n,
+                    const uint32_t *words, Dtype t) {
+    const Sgd a = o.constants;
+    const State momentum = {o.momentum ? tensor_to(o.momentum, first, t) : NULL, words, 0};
+    const float *grad = o.grad + first;
+    float *param = o.param + first;
+    uint16_t *copy = o.copy ? o.copy + first : NULL;
     EACH_VECTOR(i, left, n) {
         Vec p = get(param, i, left, DTYPE_F32);
-        Vec g = with_share(p * o.weight_decay, get(grad, i, left, DTYPE_F32), step->grad_scale), move = g;
-        if (momentum) {
-            Vec b = with_share(g, get(momentum, i, left, t), o.momentum);
-            put_state(momentum, i, left, t, b, words, 0);
-            move = o.nesterov ? with_share(g, b, o.momentum) : b;
+        Vec g = with_share(p * a.weight_decay, get(grad, i, left, DTYPE_F32), step->grad_scale), move = g;
+        if (momentum.at) {
+            Vec b = with_share(g, get(momentum.at, i, left, t), a.momentum);
+            put_state(momentum, i, left, t, b);
+            move = a.nesterov ? with_share(g, b, a.momentum) : b;
         }
         p = with_share(p, move, -step->lr);
         put(param, i, left, DTYPE_F32, p);
         if (copy) put(copy, i, left, DTYPE_BF16, p);
     }
 }
+static void sgd(const SgdArgs *o) { BY_STATE(o->momentum ? o->s.type : DTYPE_F32, sgd_run, o, o->n); }
 
-static void sgd(const SgdArgs *o) {
-    OptimizerStep step = *o->step;
-    StateStore s = o->s;
-    if (s.type == DTYPE_F32 || !o->momentum) {
-        sgd_run(o->n, o->constants, &step, o->param, o->grad, o->momentum, o->copy, NULL, DTYPE_F32);
-        return;
-    }
-    uint32_t chunk[STATE_CHUNK + VLEN] = {0};
-    const uint32_t *words;
-    for (int64_t i = 0, count; i < o->n; i += count) {
-        count = words_from(&s, step.number, i, o->n, chunk, &words);
-        sgd_run(count, o->constants, &step, o->param + i, o->grad + i, (uint16_t *)o->momentum + i,
-                o->copy ? o->copy + i : NULL, words, DTYPE_BF16);
-    }
-}
-
-INLINE void muon_momentum_run(int64_t n, Muon o, const OptimizerStep *step, const float *grad, void *momentum,
-                              float *x, const uint32_t *words, Dtype t) {
+INLINE void muon_momentum_run(const MuonMomentumArgs o, const OptimizerStep *step, int64_t first, int64_t n,
+                              const uint32_t *words, Dtype t) {
+    const Muon a = o.constants;
+    const State momentum = {tensor_to(o.momentum, first, t), words, 0};
+    const float *grad = o.grad + first, grad_scale = step->grad_scale;
+    float *x = o.x + first;
     EACH_VECTOR(i, left, n) {
-        Vec g = get(grad, i, left, DTYPE_F32) * step->grad_scale;
-        Vec b = with_share(g, get(momentum, i, left, t), o.momentum);
-        put_state(momentum, i, left, t, b, words, 0);
-        put(x, i, left, DTYPE_F32, o.nesterov ? with_share(g, b, o.momentum) : b);
+        Vec g = get(grad, i, left, DTYPE_F32) * grad_scale;
+        Vec b = with_share(g, get(momentum.at, i, left, t), a.momentum);
+        put_state(momentum, i, left, t, b);
+        put(x, i, left, DTYPE_F32, a.nesterov ? with_share(g, b, a.momentum) : b);
     }
 }
-
 static void muon_momentum(const MuonMomentumArgs *o, int64_t n) {
-    OptimizerStep step = *o->step;
-    StateStore s = o->s;
-    if (s.type == DTYPE_F32) {
-        muon_momentum_run(n, o->constants, &step, o->grad, o->momentum, o->x, NULL, DTYPE_F32);
-        return;
-    }
-    uint32_t chunk[STATE_CHUNK + VLEN] = {0};
-    const uint32_t *words;
-    for (int64_t i = 0, count; i < n; i += count) {
-        count = words_from(&s, step.number, i, n, chunk, &words);
-        muon_momentum_run(count, o->constants, &step, o->grad + i, (uint16_t *)o->momentum + i, o->x + i,
-                          words, DTYPE_BF16);
-    }
+    BY_STATE(o->s.type, muon_momentum_run, o, n);
 }
 
 static void muon_normalise(int64_t n, float factor, float *x) {

@@ -11,18 +11,20 @@ INLINE void put_pair(const uint16_t *from, int64_t step, bool second, float *to)
     memcpy(to, &pair, sizeof pair);
 }
 
-/* Pairs of neighbours within a row, transposed: to[(cols + 1) / 2][to_row], of which the first `rows` columns
- * are written. */
-INLINE void turn_pairs(const uint16_t *from, int64_t row, int64_t rows, int64_t cols, float *to,
-                       int64_t to_row) {
+/* Pairs of neighbours within a row of bf16, transposed: to[(cols + 1) / 2][to_row], of which the first `rows`
+ * columns are written. */
+INLINE void transpose_pairs(MatrixView from, float *to, int64_t to_row) {
     enum { QUADS = 8, LINE = 32 }; /* elements in 16 bytes, and in a line of the cache */
-    const int64_t turned = rows / 4 * 4, whole = cols / QUADS * QUADS;
-    for (int64_t i = 0; i < whole; i += LINE)
-        turn_lines((const char *)(from + i), row * 2, rows, min_i64(LINE, whole - i) / QUADS,
-                   to + i / 2 * to_row, to_row, 1, DTYPE_F32);
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = r < turned ? whole : 0; i < cols; i += 2)
-            put_pair(from + r * row + i, 1, i + 1 < cols, to + i / 2 * to_row + r);
+    const int64_t full_rows = from.rows / 4 * 4, whole = from.cols / QUADS * QUADS;
+    const uint16_t *at = from.at;
+    for (int64_t i = 0; i < whole; i += LINE) {
+        const QuadRows lines = {(const char *)(at + i), from.rows, min_i64(LINE, whole - i) / QUADS,
+                                from.row * 2};
+        transpose_lines(lines, to + i / 2 * to_row, to_row, 1, DTYPE_F32);
+    }
+    for (int64_t r = 0; r < from.rows; r++)
+        for (int64_t i = r < full_rows ? whole : 0; i < from.cols; i += 2)
+            put_pair(at + r * from.row + i, 1, i + 1 < from.cols, to + i / 2 * to_row + r);
 }
 
 /* Pairs of neighbours in a column: VLEN elements of a row, of which `left` exist, each with the element below
@@ -37,10 +39,10 @@ INLINE Vec pairs_of_rows(const uint16_t *from, int64_t row, int64_t left, bool s
 /* Pairs of the lanes of two fp32 vectors. The processor rounds them to bf16 and flushes numbers below 2^-126
  * to zero. */
 INLINE Vec pairs_across(Vec one, Vec next) {
-    const __m512i turns = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512bh both = _mm512_cvtne2ps_pbh((__m512)next, (__m512)one);
-    return (Vec)_mm512_permutexvar_epi16(turns, (__m512i)both);
+    return (Vec)_mm512_permutexvar_epi16(order, (__m512i)both);
 }
 
 #endif

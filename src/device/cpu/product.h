@@ -34,16 +34,14 @@ INLINE int64_t terms_of(int64_t elements, Dtype t) { return (elements + term_of(
 
 /* ---- packing ---- */
 
-/* Packs `width` lines of `depth` elements, each contiguous, `row` apart, into panels of [depth][panel]; the
- * last panel is padded with zeros. A vector of lines is read at a time, each to its end: the hardware
- * prefetcher can follow that many streams. */
-INLINE void pack_along(const void *from, int64_t row, int64_t width, int64_t depth, float *to,
-                       const int64_t panel, Dtype t) {
-    const int64_t group = min_i64(panel, VLEN);
+/* Packs lines, each a row of `from`, into panels of [depth][panel]; the last panel is padded with zeros. A
+ * vector of lines is read at a time, each to its end: the hardware prefetcher can follow so many streams. */
+INLINE void pack_along(MatrixView from, float *to, const int64_t panel, Dtype t) {
+    const int64_t width = from.rows, depth = from.cols, group = min_i64(panel, VLEN);
     for (int64_t i = 0; i < width; i += group) {
-        float *here = to + i / panel * panel * depth + i % panel;
-        transpose_block(tensor_at(from, i * row, t), row, min_i64(group, width - i), depth, here, panel, 1,
-                        t);
+        const MatrixView lines = {tensor_at(from.at, i * from.row, t), min_i64(group, width - i), depth,
+                                  from.row};
+        transpose_block(lines, to + i / panel * panel * depth + i % panel, panel, 1, t);
     }
     int64_t rest = width % panel;
     to += (width - rest) * depth;
@@ -75,32 +73,31 @@ INLINE void pack_halves(const void *from, int64_t row, float *to, int64_t next, 
     vec_store(to + next, right);
 }
 
-/* Prefetches the cache lines of elements i .. end-1 of `rows` rows, starting `ahead` rows after this one.
- * Strided operands are read in short pieces far apart, which the hardware prefetcher does not predict. */
-INLINE void fetch_ahead(const void *from, int64_t row, const int ahead, const int rows, int64_t i,
-                        int64_t end, Dtype t) {
+/* Prefetches the cache lines of elements i .. end-1 of `rows` rows. Strided operands are read in short pieces
+ * far apart, which the hardware prefetcher does not predict. */
+INLINE void fetch_ahead(const void *from, int64_t row, const int rows, int64_t i, int64_t end, Dtype t) {
     const int64_t line = 64 / (int64_t)dtype_bytes(t);
-    for (int r = ahead; r < ahead + rows; r++)
+    for (int r = 0; r < rows; r++)
         for (int64_t j = i; j < end; j += line) __builtin_prefetch(tensor_at(from, r * row + j, t));
 }
 
-/* The same for strided lines: element p of line i is from[p * row + i]. A few panels are packed at a time, so
- * that whole cache lines of a row are read. */
-INLINE void pack_across(const void *from, int64_t row, int64_t width, int64_t depth, float *to,
-                        const int64_t panel, Dtype t) {
+/* The same for strided lines: a column of `from` each. A few panels are packed at a time, so that whole cache
+ * lines of a row are read. */
+INLINE void pack_across(MatrixView from, float *to, const int64_t panel, Dtype t) {
     enum { AHEAD = 8 };
-    const int64_t group = panel < 16 ? 8 * panel : 2 * panel;
+    const int64_t width = from.cols, depth = from.rows, row = from.row,
+                  group = panel < 16 ? 8 * panel : 2 * panel;
     for (int64_t i = 0; i < width; i += group) {
         int64_t end = min_i64(width, i + group), p = 0;
         for (; 2 * panel == VLEN && (end - i) % VLEN == 0 && p + 2 <= depth; p += 2) {
-            const void *at = tensor_at(from, p * row, t);
-            fetch_ahead(at, row, AHEAD, 2, i, end, t);
+            const void *at = tensor_at(from.at, p * row, t);
+            fetch_ahead(tensor_at(at, AHEAD * row, t), row, 2, i, end, t);
             for (int64_t j = i; j < end; j += VLEN)
                 pack_halves(tensor_at(at, j, t), row, to + j * depth + p * panel, panel * depth, t);
         }
         for (; p < depth; p++) {
-            const void *at = tensor_at(from, p * row, t);
-            fetch_ahead(at, row, AHEAD, 1, i, end, t);
+            const void *at = tensor_at(from.at, p * row, t);
+            fetch_ahead(tensor_at(at, AHEAD * row, t), row, 1, i, end, t);
             for (int64_t j = i; j < end; j += panel)
                 pack_line(tensor_at(at, j, t), width - j, to + j * depth + p * panel, panel, t);
         }
@@ -109,13 +106,14 @@ INLINE void pack_across(const void *from, int64_t row, int64_t width, int64_t de
 
 #if VEC_PAIRS
 /* As pack_along. */
-INLINE void pack_pairs_along(const uint16_t *from, int64_t row, int64_t width, int64_t depth, float *to,
-                             const int64_t panel) {
-    const int64_t terms = terms_of(depth, DTYPE_BF16), group = min_i64(panel, VLEN);
+INLINE void pack_pairs_along(MatrixView from, float *to, const int64_t panel) {
+    const int64_t width = from.rows, terms = terms_of(from.cols, DTYPE_BF16), group = min_i64(panel, VLEN);
     if (width % panel) memset(to + width / panel * panel * terms, 0, (size_t)(panel * terms) * sizeof *to);
-    for (int64_t i = 0; i < width; i += group)
-        turn_pairs(from + i * row, row, min_i64(group, width - i), depth,
-                   to + i / panel * panel * terms + i % panel, panel);
+    for (int64_t i = 0; i < width; i += group) {
+        const MatrixView lines = {(const uint16_t *)from.at + i * from.row, min_i64(group, width - i),
+                                  from.cols, from.row};
+        transpose_pairs(lines, to + i / panel * panel * terms + i % panel, panel);
+    }
 }
 
 /* Stores a vector of pairs: either a piece of one panel's line, or, if panels are half a vector wide, the
@@ -136,25 +134,24 @@ INLINE void put_halves(Vec pairs, Vec next, float *to, int64_t apart) {
 }
 
 /* As pack_across, VLEN lines at a time, padded with zeros to the end of a panel. */
-INLINE void pack_pairs_across(const uint16_t *from, int64_t row, int64_t width, int64_t depth, float *to,
-                              const int64_t panel) {
+INLINE void pack_pairs_across(MatrixView from, float *to, const int64_t panel) {
     enum { AHEAD = 16 };
+    const int64_t width = from.cols, depth = from.rows, row = from.row, terms = terms_of(depth, DTYPE_BF16);
     const int64_t group = panel < VLEN ? 8 * panel : 2 * panel, step = max_i64(panel, VLEN);
-    const int64_t terms = terms_of(depth, DTYPE_BF16);
     for (int64_t i = 0; i < width; i += group) {
         int64_t end = min_i64(width, i + group), filled = (end + step - 1) / step * step, p = 0;
         float *line = to + i * terms;
         for (; 2 * panel == VLEN && (end - i) % VLEN == 0 && p + 4 <= depth; p += 4, line += 2 * panel) {
-            const uint16_t *at = from + p * row;
-            fetch_ahead(at, row, AHEAD, 4, i, end, DTYPE_BF16);
+            const uint16_t *at = (const uint16_t *)from.at + p * row;
+            fetch_ahead(at + AHEAD * row, row, 4, i, end, DTYPE_BF16);
             for (int64_t j = i; j < end; j += VLEN)
                 put_halves(pairs_of_rows(at + j, row, VLEN, true),
                            pairs_of_rows(at + 2 * row + j, row, VLEN, true), line + (j - i) * terms,
                            panel * terms);
         }
         for (; p < depth; p += 2, line += panel) {
-            const uint16_t *at = from + p * row;
-            fetch_ahead(at, row, AHEAD, 2, i, end, DTYPE_BF16);
+            const uint16_t *at = (const uint16_t *)from.at + p * row;
+            fetch_ahead(at + AHEAD * row, row, 2, i, end, DTYPE_BF16);
             for (int64_t j = i; j < filled; j += VLEN)
                 put_line(pairs_of_rows(at + j, row, end - j, p + 1 < depth),
                          line + (j - i) / panel * panel * terms + (j - i) % panel, panel, panel * terms,
@@ -164,28 +161,33 @@ INLINE void pack_pairs_across(const uint16_t *from, int64_t row, int64_t width, 
 }
 #endif
 
-INLINE void pack_typed(const ProductOperand *o, int64_t line, int64_t width, int64_t first, int64_t depth,
-                       float *to, const int64_t panel, Dtype t) {
+INLINE void pack_typed(MatrixView from, bool along, float *to, const int64_t panel, Dtype t) {
 #if VEC_PAIRS
     if (t == DTYPE_BF16) {
-        const uint16_t *from = o->data;
-        if (o->along)
-            pack_pairs_along(from + line * o->row + first, o->row, width, depth, to, panel);
+        if (along)
+            pack_pairs_along(from, to, panel);
         else
-            pack_pairs_across(from + first * o->row + line, o->row, width, depth, to, panel);
+            pack_pairs_across(from, to, panel);
         return;
     }
 #endif
-    if (o->along)
-        pack_along(tensor_at(o->data, line * o->row + first, t), o->row, width, depth, to, panel, t);
+    if (along)
+        pack_along(from, to, panel, t);
     else
-        pack_across(tensor_at(o->data, first * o->row + line, t), o->row, width, depth, to, panel, t);
+        pack_across(from, to, panel, t);
 }
 
-/* Elements first .. first+depth-1 of lines line .. line+width-1. */
+/* Elements first .. first+depth-1 of lines line .. line+width-1, as rows in memory. */
+static MatrixView operand_view(const ProductOperand *o, int64_t line, int64_t width, int64_t first,
+                               int64_t depth, Dtype t) {
+    if (o->along) return (MatrixView){tensor_at(o->data, line * o->row + first, t), width, depth, o->row};
+    return (MatrixView){tensor_at(o->data, first * o->row + line, t), depth, width, o->row};
+}
+
 static void pack_b(const ProductRun *r, int64_t line, int64_t width, int64_t first, int64_t depth,
                    float *to) {
-    BY_DTYPE(r->type, pack_typed, &r->b, line, width, first, depth, to, STRIP_COLS);
+    const MatrixView from = operand_view(&r->b, line, width, first, depth, r->type);
+    BY_DTYPE(r->type, pack_typed, from, r->b.along, to, STRIP_COLS);
 }
 
 /* Rows of A in the form that strips read: panels of [terms][STRIP_ROWS] (row = 0), or rows `row` bytes
@@ -210,16 +212,15 @@ static void terms_of_row(const uint16_t *from, int64_t depth, float *to) {
 /* Contiguous rows that are terms already are read in place; all others are packed into `to`. */
 static Rows rows_of_a(const ProductRun *r, int64_t line, int64_t width, int64_t first, int64_t depth,
                       float *to) {
-    const ProductOperand *o = &r->a;
-    const int64_t terms = terms_of(depth, r->type);
-    if (!o->along) {
-        BY_DTYPE(r->type, pack_typed, o, line, width, first, depth, to, STRIP_ROWS);
+    const MatrixView from = operand_view(&r->a, line, width, first, depth, r->type);
+    const int64_t terms = terms_of(depth, r->type), row = from.row * (int64_t)dtype_bytes(r->type);
+    const char *at = from.at;
+    if (!r->a.along) {
+        BY_DTYPE(r->type, pack_typed, from, false, to, STRIP_ROWS);
         return (Rows){(const char *)to, 0, terms};
     }
-    const char *from = tensor_at(o->data, line * o->row + first, r->type);
-    const int64_t row = o->row * (int64_t)dtype_bytes(r->type);
-    if (terms * TERM_BYTES == depth * (int64_t)dtype_bytes(r->type)) return (Rows){from, row, terms};
-    for (int64_t i = 0; i < width; i++) terms_of_row((const void *)(from + i * row), depth, to + i * terms);
+    if (terms * TERM_BYTES == depth * (int64_t)dtype_bytes(r->type)) return (Rows){at, row, terms};
+    for (int64_t i = 0; i < width; i++) terms_of_row((const void *)(at + i * row), depth, to + i * terms);
     return (Rows){(const char *)to, terms * TERM_BYTES, terms};
 }
 
@@ -230,95 +231,109 @@ static Rows rows_of_a(const ProductRun *r, int64_t line, int64_t width, int64_t 
  * still in registers. */
 typedef struct Strip {
     const ProductRun *run;
-    int64_t i, j, cols;
+    int64_t i, j, rows, cols;
     bool add, last;
 } Strip;
+
+/* Sums that a strip keeps in registers; constants. */
+typedef struct StripSize {
+    int rows, vectors;
+    int64_t cols; /* of the vectors, those that exist */
+} StripSize;
 
 /* The compiler keeps sums in registers only if all their indices are constants, hence full unrolling. */
 #define UNROLL _Pragma("GCC unroll 16")
 
-INLINE void add_rows(Vec sum[STRIP_ROWS][STRIP_VECTORS], const float *c, int64_t c_row, int64_t cols,
-                     const int rows, const int vectors) {
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++) sum[r][v] =
-        get(c + r * c_row, v * VLEN, cols - v * VLEN, DTYPE_F32) + sum[r][v];
+INLINE void add_rows(Vec sum[STRIP_ROWS][STRIP_VECTORS], const float *c, int64_t c_row,
+                     const StripSize size) {
+    UNROLL for (int r = 0; r < size.rows; r++) UNROLL for (int v = 0; v < size.vectors; v++) sum[r][v] =
+        get(c + r * c_row, v * VLEN, size.cols - v * VLEN, DTYPE_F32) + sum[r][v];
 }
 
-INLINE void put_rows(Vec sum[STRIP_ROWS][STRIP_VECTORS], void *c, int64_t c_row, int64_t cols, const int rows,
-                     const int vectors, Dtype t) {
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++)
-        put(tensor_to(c, r * c_row, t), v * VLEN, cols - v * VLEN, t, sum[r][v]);
+INLINE void put_rows(Vec sum[STRIP_ROWS][STRIP_VECTORS], void *c, int64_t c_row, const StripSize size,
+                     Dtype t) {
+    UNROLL for (int r = 0; r < size.rows; r++) UNROLL for (int v = 0; v < size.vectors; v++)
+        put(tensor_to(c, r * c_row, t), v * VLEN, size.cols - v * VLEN, t, sum[r][v]);
 }
 
-INLINE void fetch_rows(const float *c, int64_t c_row, const int rows, const int vectors) {
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++)
+INLINE void fetch_rows(const float *c, int64_t c_row, const StripSize size) {
+    UNROLL for (int r = 0; r < size.rows; r++) UNROLL for (int v = 0; v < size.vectors; v++)
         __builtin_prefetch(c + r * c_row + v * VLEN, 1);
 }
 
-/* Sums of `rows` rows. B is prefetched AHEAD terms early, since it streams from the L2 cache. Strides of A
- * are in bytes. */
-INLINE void strip(const Strip *s, const char *a, int64_t a_row, const int64_t a_step, int64_t terms,
-                  const float *b, const int rows, const int vectors, const int64_t cols, const bool pairs) {
+/* What a strip multiplies: rows of A, with strides in bytes, and a panel of B. */
+typedef struct StripOperands {
+    const char *a;
+    int64_t a_row, a_step, terms;
+    const float *b;
+} StripOperands;
+
+/* Sums of a strip's rows: all, or one of them. B is prefetched AHEAD terms early, since it streams from the
+ * L2 cache. gcc 12 spills the sums unless rows, vectors and cols are scalars here. */
+INLINE void strip(const Strip *s, StripOperands o, const int rows, const int vectors, const int64_t cols,
+                  const bool pairs) {
     enum { AHEAD = 6 };
+    const StripSize size = {rows, vectors, cols};
     const ProductRun *run = s->run;
     Vec sum[STRIP_ROWS][STRIP_VECTORS];
     float *c = run->c + s->i * run->c_row + s->j;
     int64_t wait_at = s->i * run->wait_row + s->j, waiting = s->last ? run->waiting : 0;
     if (s->add || !s->last || !run->rounded)
-        fetch_rows(c, run->c_row, rows, vectors); /* needed when the sums are complete */
-    for (int64_t w = 0; w < waiting; w++) fetch_rows(run->wait[w] + wait_at, run->wait_row, rows, vectors);
+        fetch_rows(c, run->c_row, size); /* needed when the sums are complete */
+    for (int64_t w = 0; w < waiting; w++) fetch_rows(run->wait[w] + wait_at, run->wait_row, size);
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = (Vec){0};
-    for (int64_t p = 0; p < terms; p++, a += a_step, b += STRIP_COLS) {
+    for (int64_t p = 0; p < o.terms; p++, o.a += o.a_step, o.b += STRIP_COLS) {
         Vec x[STRIP_VECTORS];
-        UNROLL for (int v = 0; v < vectors; v++) __builtin_prefetch(b + AHEAD * STRIP_COLS + v * VLEN);
-        UNROLL for (int v = 0; v < vectors; v++) x[v] = vec_load(b + v * VLEN);
+        UNROLL for (int v = 0; v < vectors; v++) __builtin_prefetch(o.b + AHEAD * STRIP_COLS + v * VLEN);
+        UNROLL for (int v = 0; v < vectors; v++) x[v] = vec_load(o.b + v * VLEN);
         UNROLL for (int r = 0; r < rows; r++) {
-            Vec scalar = vec_term(a + r * a_row, pairs);
+            Vec scalar = vec_term(o.a + r * o.a_row, pairs);
             UNROLL for (int v = 0; v < vectors; v++) sum[r][v] =
                 vec_add_terms(sum[r][v], scalar, x[v], pairs);
         }
     }
-    if (s->add) add_rows(sum, c, run->c_row, cols, rows, vectors);
-    for (int64_t w = 0; w < waiting; w++)
-        add_rows(sum, run->wait[w] + wait_at, run->wait_row, cols, rows, vectors);
+    if (s->add) add_rows(sum, c, run->c_row, size);
+    for (int64_t w = 0; w < waiting; w++) add_rows(sum, run->wait[w] + wait_at, run->wait_row, size);
     if (s->last && run->rounded)
-        put_rows(sum, run->rounded + s->i * run->rounded_row + s->j, run->rounded_row, cols, rows, vectors,
-                 DTYPE_BF16);
+        put_rows(sum, run->rounded + s->i * run->rounded_row + s->j, run->rounded_row, size, DTYPE_BF16);
     else
-        put_rows(sum, c, run->c_row, cols, rows, vectors, DTYPE_F32);
+        put_rows(sum, c, run->c_row, size, DTYPE_F32);
 }
 
 /* STRIP_ROWS rows at once, which is as many as there are registers for; fewer rows one by one. */
-INLINE void strips_of(Strip s, const Rows *a, int64_t i, const float *b, int64_t rows, const int vectors,
-                      const int64_t cols, const bool pairs) {
+INLINE void strips_of(Strip s, const Rows *a, int64_t i, const float *b, const StripSize size,
+                      const bool pairs) {
     enum { PANEL = STRIP_ROWS * TERM_BYTES };
     const char *at = a->at + i * (a->row ? a->row : a->terms * TERM_BYTES);
-    if (a->row && rows == STRIP_ROWS)
-        strip(&s, at, a->row, TERM_BYTES, a->terms, b, STRIP_ROWS, vectors, cols, pairs);
-    else if (rows == STRIP_ROWS)
-        strip(&s, at, TERM_BYTES, PANEL, a->terms, b, STRIP_ROWS, vectors, cols, pairs);
+    if (a->row && s.rows == STRIP_ROWS)
+        strip(&s, (StripOperands){at, a->row, TERM_BYTES, a->terms, b}, STRIP_ROWS, size.vectors, size.cols,
+              pairs);
+    else if (s.rows == STRIP_ROWS)
+        strip(&s, (StripOperands){at, TERM_BYTES, PANEL, a->terms, b}, STRIP_ROWS, size.vectors, size.cols,
+              pairs);
     else
-        for (int64_t r = 0; r < rows; r++, s.i++)
-            strip(&s, at + r * (a->row ? a->row : TERM_BYTES), 0, a->row ? TERM_BYTES : PANEL, a->terms, b, 1,
-                  vectors, cols, pairs);
+        for (int64_t r = 0; r < s.rows; r++, s.i++, at += a->row ? a->row : TERM_BYTES)
+            strip(&s, (StripOperands){at, 0, a->row ? TERM_BYTES : PANEL, a->terms, b}, 1, size.vectors,
+                  size.cols, pairs);
 }
 
-INLINE void strips_typed(Strip s, const Rows *a, int64_t i, const float *b, int64_t rows, const bool pairs) {
+INLINE void strips_typed(Strip s, const Rows *a, int64_t i, const float *b, const bool pairs) {
     if (s.cols == STRIP_COLS)
-        strips_of(s, a, i, b, rows, 3, STRIP_COLS, pairs);
+        strips_of(s, a, i, b, (StripSize){STRIP_ROWS, 3, STRIP_COLS}, pairs);
     else if (s.cols > 2 * VLEN)
-        strips_of(s, a, i, b, rows, 3, s.cols, pairs);
+        strips_of(s, a, i, b, (StripSize){STRIP_ROWS, 3, s.cols}, pairs);
     else if (s.cols > VLEN)
-        strips_of(s, a, i, b, rows, 2, s.cols, pairs);
+        strips_of(s, a, i, b, (StripSize){STRIP_ROWS, 2, s.cols}, pairs);
     else
-        strips_of(s, a, i, b, rows, 1, s.cols, pairs);
+        strips_of(s, a, i, b, (StripSize){STRIP_ROWS, 1, s.cols}, pairs);
 }
 
-/* Multiplies at most STRIP_ROWS rows of A, from its i-th on, by one panel of B. */
-static void strips(Strip s, const Rows *a, int64_t i, const float *b, int64_t rows) {
+/* Multiplies a strip's rows of A, at most STRIP_ROWS from the i-th of `a` on, by one panel of B. */
+static void strips(Strip s, const Rows *a, int64_t i, const float *b) {
     if (term_of(s.run->type) == 2)
-        strips_typed(s, a, i, b, rows, true);
+        strips_typed(s, a, i, b, true);
     else
-        strips_typed(s, a, i, b, rows, false);
+        strips_typed(s, a, i, b, false);
 }
 
 /* ---- runs ---- */
@@ -334,6 +349,7 @@ static Strip strip_at(const ProductRun *r, int64_t i, int64_t j, int64_t first) 
     return (Strip){r,
                    i,
                    j,
+                   .rows = min_i64(STRIP_ROWS, r->m - i),
                    .cols = min_i64(STRIP_COLS, r->n - j),
                    .add = r->add || first > 0,
                    .last = first + block_of(r->k, r->type) >= r->k};
@@ -341,29 +357,28 @@ static Strip strip_at(const ProductRun *r, int64_t i, int64_t j, int64_t first) 
 
 /* Block by block, B is packed once for all rows of A. SWEEP columns of B at a time stay in the L2 cache while
  * all rows of a group of A pass over them. */
-static void run_blocks(const ProductRun *r, float *room) {
+static void run_blocks(const ProductRun *r, float *scratch) {
     enum { SWEEP = 384 };
-    float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
+    float *a = scratch + PRODUCT_BLOCK * PRODUCT_COLS;
     int64_t block = block_of(r->k, r->type);
     for (int64_t first = 0; first < r->k; first += block) {
         int64_t depth = min_i64(block, r->k - first), terms = terms_of(depth, r->type);
-        pack_b(r, 0, r->n, first, depth, room);
+        pack_b(r, 0, r->n, first, depth, scratch);
         for (int64_t from = 0; from < r->m; from += PACK_ROWS) {
             int64_t count = min_i64(PACK_ROWS, r->m - from);
             Rows rows = rows_of_a(r, from, count, first, depth, a);
             for (int64_t left = 0; left < r->n; left += SWEEP)
                 for (int64_t i = 0; i < count; i += STRIP_ROWS)
                     for (int64_t j = left; j < min_i64(r->n, left + SWEEP); j += STRIP_COLS)
-                        strips(strip_at(r, from + i, j, first), &rows, i, room + j * terms,
-                               min_i64(STRIP_ROWS, count - i));
+                        strips(strip_at(r, from + i, j, first), &rows, i, scratch + j * terms);
         }
     }
 }
 
 /* For few rows (generation of single tokens), reading B takes all the time. So B is read sequentially, panel
  * by panel, and each packed piece stays in the L1 cache. */
-static void run_few(const ProductRun *r, float *room) {
-    float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
+static void run_few(const ProductRun *r, float *scratch) {
+    float *a = scratch + PRODUCT_BLOCK * PRODUCT_COLS;
     int64_t block = block_of(r->k, r->type),
             span = PACK_ROWS / FEW_ROWS; /* blocks of A that fit into its buffer */
     for (int64_t start = 0; start < r->k; start += span * block) {
@@ -375,18 +390,20 @@ static void run_few(const ProductRun *r, float *room) {
         for (int64_t j = 0; j < r->n; j += STRIP_COLS)
             for (int64_t q = 0; q < count; q++) {
                 int64_t first = start + q * block;
-                pack_b(r, j, min_i64(STRIP_COLS, r->n - j), first, min_i64(block, r->k - first), room);
+                pack_b(r, j, min_i64(STRIP_COLS, r->n - j), first, min_i64(block, r->k - first), scratch);
                 for (int64_t i = 0; i < r->m; i += STRIP_ROWS)
-                    strips(strip_at(r, i, j, first), &rows[q], i, room, min_i64(STRIP_ROWS, r->m - i));
+                    strips(strip_at(r, i, j, first), &rows[q], i, scratch);
             }
     }
 }
 
-static void product_run(const ProductRun *r, float *room) {
+_Static_assert((int)PACK_ROWS % (int)STRIP_ROWS == 0, "strips end with the rows that are packed at a time");
+
+static void product_run(const ProductRun *r, float *scratch) {
     if (r->m <= FEW_ROWS)
-        run_few(r, room);
+        run_few(r, scratch);
     else
-        run_blocks(r, room);
+        run_blocks(r, scratch);
 }
 
 /* ---- the limit ---- */

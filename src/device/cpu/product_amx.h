@@ -22,7 +22,8 @@ enum {
     AMX_B_WORDS = PRODUCT_BLOCK * PRODUCT_COLS, /* capacity for packed B */
     AMX_A_WORDS = PRODUCT_BLOCK * PACK_ROWS,
 };
-_Static_assert(2 * (int)AMX_BLOCK * (int)AMX_WORDS <= (int)AMX_A_WORDS, "a strip fits into a product's room");
+_Static_assert(2 * (int)AMX_BLOCK * (int)AMX_WORDS <= (int)AMX_A_WORDS,
+               "a strip fits into a product's scratch");
 _Static_assert((int)AMX_BLOCK *(int)AMX_SIDE *(int)PRODUCT_COLS <= (int)AMX_B_WORDS, "and so do its panels");
 
 INLINE int64_t amx_padded(int64_t width) { return (width + AMX_PANEL - 1) / AMX_PANEL * AMX_PANEL; }
@@ -35,12 +36,14 @@ INLINE void amx_zero_words(float *to, int64_t row, int64_t lines, int64_t words)
 }
 
 /* Packs B if it is transposed: its columns are contiguous, and pairs lie along them. */
-static void amx_panels_along(const uint16_t *from, int64_t row, int64_t width, int64_t depth, float *to) {
+static void amx_panels_along(MatrixView from, float *to) {
+    const int64_t width = from.rows, depth = from.cols;
     const int64_t lines = amx_groups(depth) * AMX_SIDE, terms = terms_of(depth, DTYPE_BF16);
     for (int64_t i = 0; i < width; i += AMX_SIDE) {
         float *half = to + i / AMX_PANEL * AMX_PANEL * lines + i % AMX_PANEL;
         int64_t cols = min_i64(AMX_SIDE, width - i);
-        turn_pairs(from + i * row, row, cols, depth, half, AMX_PANEL);
+        transpose_pairs((MatrixView){(const uint16_t *)from.at + i * from.row, cols, depth, from.row}, half,
+                        AMX_PANEL);
         if (cols < AMX_SIDE) amx_zero_words(half + cols, AMX_PANEL, terms, AMX_SIDE - cols);
         amx_zero_words(half + terms * AMX_PANEL, AMX_PANEL, lines - terms, AMX_SIDE);
     }
@@ -50,12 +53,13 @@ static void amx_panels_along(const uint16_t *from, int64_t row, int64_t width, i
 
 /* Packs B if it is not transposed: pairs are made of two rows. Several panels are packed at a time, so that
  * rows are read sequentially. */
-static void amx_panels_across(const uint16_t *from, int64_t row, int64_t width, int64_t depth, float *to) {
+static void amx_panels_across(MatrixView from, float *to) {
     enum { TOGETHER = 4 * AMX_PANEL, AHEAD = 8 };
+    const int64_t width = from.cols, depth = from.rows, row = from.row;
     const int64_t lines = amx_groups(depth) * AMX_SIDE, padded = amx_padded(width);
     for (int64_t i = 0; i < padded; i += TOGETHER)
         for (int64_t p = 0; p < 2 * lines; p += 2) {
-            const uint16_t *at = from + p * row;
+            const uint16_t *at = (const uint16_t *)from.at + p * row;
             for (int64_t j = i; j < min_i64(padded, i + TOGETHER); j += VLEN) {
                 float *line = to + j / AMX_PANEL * AMX_PANEL * lines + p / 2 * AMX_PANEL + j % AMX_PANEL;
                 if (p < depth) {
@@ -79,27 +83,25 @@ static void amx_tiles_along(const uint16_t *from, int64_t row, int64_t rows, int
 
 static void amx_pack_b(const ProductRun *r, int64_t line, int64_t width, int64_t first, int64_t depth,
                        float *to) {
-    const ProductOperand *o = &r->b;
-    const uint16_t *from = o->data;
-    if (o->along)
-        amx_panels_along(from + line * o->row + first, o->row, width, depth, to);
+    const MatrixView from = operand_view(&r->b, line, width, first, depth, DTYPE_BF16);
+    if (r->b.along)
+        amx_panels_along(from, to);
     else
-        amx_panels_across(from + first * o->row + line, o->row, width, depth, to);
+        amx_panels_across(from, to);
 }
 
 /* Packs a strip of A: two tiles side by side in each group, or one if there are no rows for the second. */
 static void amx_pack_a(const ProductRun *r, int64_t line, int64_t rows, int64_t first, int64_t depth,
                        float *to) {
-    const ProductOperand *o = &r->a;
-    const uint16_t *from = o->data;
+    const MatrixView from = operand_view(&r->a, line, rows, first, depth, DTYPE_BF16);
     const int64_t step = rows > AMX_SIDE ? 2 * AMX_WORDS : AMX_WORDS;
-    if (!o->along) {
-        amx_tiles_across(from + first * o->row + line, o->row, rows, depth, to, step, AMX_WORDS);
+    if (!r->a.along) {
+        amx_tiles_across(from, to, step, AMX_WORDS);
         return;
     }
     for (int64_t i = 0; i < rows; i += AMX_SIDE)
-        amx_tiles_along(from + (line + i) * o->row + first, o->row, min_i64(AMX_SIDE, rows - i), depth,
-                        to + i / AMX_SIDE * AMX_WORDS, step);
+        amx_tiles_along((const uint16_t *)from.at + i * from.row, from.row, min_i64(AMX_SIDE, rows - i),
+                        depth, to + i / AMX_SIDE * AMX_WORDS, step);
 }
 
 /* ---- strips ---- */
@@ -107,10 +109,10 @@ static void amx_pack_a(const ProductRun *r, int64_t line, int64_t rows, int64_t 
 /* Buffer for sums of a strip that cannot go straight to C. */
 typedef float AmxSums[AMX_PANEL * AMX_PANEL];
 
-static void amx_begin_sums(const Strip *s, int64_t rows, AmxSums sums) {
+static void amx_begin_sums(const Strip *s, AmxSums sums) {
     const ProductRun *r = s->run;
     memset(sums, 0, sizeof(AmxSums));
-    for (int64_t i = 0; i < rows; i++)
+    for (int64_t i = 0; i < s->rows; i++)
         memcpy(sums + i * AMX_PANEL, r->c + (s->i + i) * r->c_row + s->j, (size_t)s->cols * sizeof(float));
 }
 
@@ -137,10 +139,10 @@ INLINE Vec amx_whole_sum(const Strip *s, int64_t i, int64_t v, int64_t left, con
     return sum;
 }
 
-static void amx_end_sums(const Strip *s, int64_t rows, const float *sums) {
+static void amx_end_sums(const Strip *s, const float *sums) {
     const ProductRun *r = s->run;
     const bool lines = amx_makes_lines(s), rounded = s->last && r->rounded;
-    for (int64_t i = s->i; i < s->i + rows; i++, sums += AMX_PANEL) {
+    for (int64_t i = s->i; i < s->i + s->rows; i++, sums += AMX_PANEL) {
         uint16_t *to = rounded ? r->rounded + i * r->rounded_row + s->j : NULL;
         if (lines)
             amx_put_line(to, amx_whole_sum(s, i, 0, VLEN, sums), amx_whole_sum(s, i, VLEN, VLEN, sums));
@@ -155,42 +157,42 @@ static void amx_end_sums(const Strip *s, int64_t rows, const float *sums) {
     }
 }
 
-INLINE void amx_strip_of(const Strip *s, const float *a, const float *b, int64_t groups, int64_t rows,
-                         const AmxAhead *next, const int down, const int across) {
+INLINE void amx_strip_of(const Strip *s, AmxOperands o, const AmxAhead *next, const int down,
+                         const int across) {
     const ProductRun *r = s->run;
     float *c = r->c + s->i * r->c_row + s->j;
-    bool whole = rows == down * AMX_SIDE && s->cols == across * AMX_SIDE;
+    bool whole = s->rows == down * AMX_SIDE && s->cols == across * AMX_SIDE;
     AmxSums sums;
     if (!s->add) {
         amx_zero();
     } else if (whole) {
         amx_load(c, r->c_row, down, across);
     } else {
-        amx_begin_sums(s, rows, sums);
+        amx_begin_sums(s, sums);
         amx_written();
         amx_load(sums, AMX_PANEL, down, across);
     }
-    amx_chain((AmxTiles){(const char *)a, 64, down * AMX_BYTES, AMX_BYTES}, b, AMX_PANEL, groups, next, down,
-              across, true);
+    o.a.group = down * AMX_BYTES;
+    amx_chain(o, next, down, across, true);
     if (whole && !(s->last && (r->rounded || r->waiting))) {
         amx_store(c, r->c_row, down, across);
     } else {
         amx_store(sums, AMX_PANEL, down, across);
-        amx_end_sums(s, rows, sums);
+        amx_end_sums(s, sums);
     }
 }
 
 /* Multiplies at most AMX_PANEL rows by one panel. */
-static void amx_strip(const Strip *s, const float *a, const float *b, int64_t groups, int64_t rows,
-                      const AmxAhead *next) {
-    if (rows > AMX_SIDE && s->cols > AMX_SIDE)
-        amx_strip_of(s, a, b, groups, rows, next, 2, 2);
-    else if (rows > AMX_SIDE)
-        amx_strip_of(s, a, b, groups, rows, next, 2, 1);
+static void amx_strip(const Strip *s, const float *a, const float *b, int64_t groups, const AmxAhead *next) {
+    const AmxOperands o = {{(const char *)a, 64, 0, AMX_BYTES}, b, AMX_PANEL, groups};
+    if (s->rows > AMX_SIDE && s->cols > AMX_SIDE)
+        amx_strip_of(s, o, next, 2, 2);
+    else if (s->rows > AMX_SIDE)
+        amx_strip_of(s, o, next, 2, 1);
     else if (s->cols > AMX_SIDE)
-        amx_strip_of(s, a, b, groups, rows, next, 1, 2);
+        amx_strip_of(s, o, next, 1, 2);
     else
-        amx_strip_of(s, a, b, groups, rows, next, 1, 1);
+        amx_strip_of(s, o, next, 1, 1);
 }
 
 /* ---- runs ---- */
@@ -202,7 +204,13 @@ static int64_t amx_block_of(int64_t k) {
 }
 
 static Strip amx_strip_at(const ProductRun *r, int64_t i, int64_t j, int64_t first, int64_t depth) {
-    return (Strip){r, i, j, min_i64(AMX_PANEL, r->n - j), r->add || first > 0, first + depth == r->k};
+    return (Strip){r,
+                   i,
+                   j,
+                   min_i64(AMX_PANEL, r->m - i),
+                   min_i64(AMX_PANEL, r->n - j),
+                   r->add || first > 0,
+                   first + depth == r->k};
 }
 
 /* The part of the next strip (from row i on) that panel `panel` of `panels` prefetches. A line holds 32
@@ -220,13 +228,13 @@ static AmxAhead amx_next_of_a(const ProductRun *r, int64_t i, int64_t first, int
 }
 
 /* Prefetches the destination of a strip's sums. */
-static void amx_fetch_c(const Strip *s, int64_t rows) {
+static void amx_fetch_c(const Strip *s) {
     const ProductRun *r = s->run;
     bool rounded = s->last && r->rounded;
     const char *c = rounded ? (const char *)(r->rounded + s->i * r->rounded_row + s->j)
                             : (const char *)(r->c + s->i * r->c_row + s->j);
     int64_t row = rounded ? 2 * r->rounded_row : 4 * r->c_row, bytes = s->cols * (rounded ? 2 : 4);
-    for (int64_t i = 0; i < rows; i++)
+    for (int64_t i = 0; i < s->rows; i++)
         for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(c + i * row + b, 1);
 }
 
@@ -234,28 +242,27 @@ static void amx_fetch_c(const Strip *s, int64_t rows) {
 static void amx_sweep(const ProductRun *r, int64_t i, int64_t first, int64_t depth, const float *b,
                       const float *a) {
     const int64_t groups = amx_groups(depth), panels = amx_padded(r->n) / AMX_PANEL;
-    const int64_t rows = min_i64(AMX_PANEL, r->m - i);
     for (int64_t p = 0; p < panels; p++) {
         AmxAhead next = amx_next_of_a(r, i + AMX_PANEL, first, p, panels);
         Strip s = amx_strip_at(r, i, p * AMX_PANEL, first, depth),
               after = amx_strip_at(r, i, s.j + AMX_PANEL, first, depth);
-        if (p + 1 < panels && !amx_makes_lines(&after)) amx_fetch_c(&after, rows);
-        amx_strip(&s, a, b + p * groups * AMX_WORDS * 2, groups, rows, &next);
+        if (p + 1 < panels && !amx_makes_lines(&after)) amx_fetch_c(&after);
+        amx_strip(&s, a, b + p * groups * AMX_WORDS * 2, groups, &next);
     }
 }
 
 /* Packs as many blocks of B at a time as fit into its buffer, `words` each. */
-static void amx_run_blocks(const ProductRun *r, float *room) {
-    float *a = room + AMX_B_WORDS;
+static void amx_run_blocks(const ProductRun *r, float *scratch) {
+    float *a = scratch + AMX_B_WORDS;
     const int64_t block = amx_block_of(r->k), words = block / 2 * amx_padded(r->n);
     const int64_t span = AMX_B_WORDS / words * block;
     for (int64_t start = 0; start < r->k; start += span) {
         const int64_t end = min_i64(r->k, start + span);
-        float *b = room;
+        float *b = scratch;
         for (int64_t first = start; first < end; first += block, b += words)
             amx_pack_b(r, 0, r->n, first, min_i64(block, r->k - first), b);
         for (int64_t i = 0; i < r->m; i += AMX_PANEL) {
-            b = room;
+            b = scratch;
             for (int64_t first = start; first < end; first += block, b += words) {
                 int64_t depth = min_i64(block, r->k - first);
                 amx_pack_a(r, i, min_i64(AMX_PANEL, r->m - i), first, depth, a);
@@ -267,9 +274,9 @@ static void amx_run_blocks(const ProductRun *r, float *room) {
 }
 
 /* As run_few: B is read sequentially, and one packed panel stays in the L1 cache. */
-static void amx_run_few(const ProductRun *r, float *room) {
+static void amx_run_few(const ProductRun *r, float *scratch) {
     enum { SPAN = AMX_A_WORDS / (AMX_BLOCK * AMX_WORDS) }; /* blocks of A that fit into its buffer */
-    float *a = room + AMX_B_WORDS;
+    float *a = scratch + AMX_B_WORDS;
     int64_t block = amx_block_of(r->k);
     for (int64_t start = 0; start < r->k; start += SPAN * block) {
         int64_t end = min_i64(r->k, start + SPAN * block);
@@ -279,25 +286,24 @@ static void amx_run_few(const ProductRun *r, float *room) {
             for (int64_t first = start; first < end; first += block) {
                 int64_t depth = min_i64(block, end - first);
                 Strip s = amx_strip_at(r, 0, j, first, depth);
-                amx_pack_b(r, j, s.cols, first, depth, room);
+                amx_pack_b(r, j, s.cols, first, depth, scratch);
                 amx_written();
-                amx_strip(&s, a + (first - start) * FEW_ROWS / 2, room, amx_groups(depth), r->m,
-                          &amx_nothing);
+                amx_strip(&s, a + (first - start) * FEW_ROWS / 2, scratch, amx_groups(depth), &amx_nothing);
             }
     }
 }
 _Static_assert((int)FEW_ROWS == (int)AMX_SIDE, "few rows are those of a tile");
 
-static void amx_product_run(const ProductRun *r, float *room) {
+static void amx_product_run(const ProductRun *r, float *scratch) {
     if (r->type != DTYPE_BF16) {
-        product_run(r, room);
+        product_run(r, scratch);
         return;
     }
     amx_begin();
     if (r->m <= FEW_ROWS)
-        amx_run_few(r, room);
+        amx_run_few(r, scratch);
     else
-        amx_run_blocks(r, room);
+        amx_run_blocks(r, scratch);
     amx_end();
     _mm_sfence(); /* non-temporal stores must be visible before the thread reports that it is done */
 }

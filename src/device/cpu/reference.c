@@ -102,7 +102,7 @@ static void embed_backward(Device *d, const EmbedBackwardArgs *o) {
 typedef struct NormRows {
     NormKind kind;
     int64_t tokens, groups, stride, n;
-    const void *x;
+    const void *x, *dy; /* dy: of backward */
     const float *w;
     Dtype c;
     const QkRows *shared; /* of flat rows that are shared over TP, with sums by splits; else NULL */
@@ -154,7 +154,7 @@ typedef struct RowMeans {
     double along, middle;
 } RowMeans;
 
-static RowMeans row_means(const NormRows *r, int64_t row, double rstd, const void *dy) {
+static RowMeans row_means(const NormRows *r, int64_t row, double rstd) {
     double mean = row_mean(r, row);
     RowMeans m = {0, 0};
     if (r->shared) {
@@ -164,7 +164,7 @@ static RowMeans row_means(const NormRows *r, int64_t row, double rstd, const voi
     }
     for (int64_t i = 0; i < r->n; i++) {
         int64_t at = row_at(r, row) + i;
-        double g = (double)tensor_get(dy, at, r->c) * row_weight(r, i) / (double)r->n;
+        double g = (double)tensor_get(r->dy, at, r->c) * row_weight(r, i) / (double)r->n;
         m.along += g * ((double)tensor_get(r->x, at, r->c) - mean) * rstd;
         m.middle += r->kind == NORM_LAYER ? g : 0;
     }
@@ -173,13 +173,13 @@ static RowMeans row_means(const NormRows *r, int64_t row, double rstd, const voi
 
 /* dx may be dy, but only without `add`: the sums over the row have been taken, and each element is read
  * before it is written. */
-static void norm_row_gradient(const NormRows *r, int64_t row, double rstd, RowMeans m, const void *dy,
-                              void *dx, bool add) {
+static void norm_row_gradient(const NormRows *r, int64_t row, double rstd, void *dx, bool add) {
+    RowMeans m = row_means(r, row, rstd);
     double mean = row_mean(r, row);
     for (int64_t i = 0; i < r->n; i++) {
         int64_t at = row_at(r, row) + i;
         double n = ((double)tensor_get(r->x, at, r->c) - mean) * rstd;
-        double v = rstd * ((double)tensor_get(dy, at, r->c) * row_weight(r, i) - m.middle - n * m.along);
+        double v = rstd * ((double)tensor_get(r->dy, at, r->c) * row_weight(r, i) - m.middle - n * m.along);
         tensor_set(dx, at, r->c, (float)(v + (add ? (double)tensor_get(dx, at, r->c) : 0)));
     }
 }
@@ -187,7 +187,7 @@ static void norm_row_gradient(const NormRows *r, int64_t row, double rstd, RowMe
 /* Adds the weight gradient of one split of tokens. Columns are processed in groups, so that sums in double
  * fit on the stack. If rstd is NULL it is recomputed. */
 static void norm_split_gradient(const NormRows *r, int64_t token, int64_t tokens, const float *rstd,
-                                float eps, const void *dy, float *dw) {
+                                float eps, float *dw) {
     enum { COLUMNS = 256 };
     for (int64_t first = 0; first < r->n; first += COLUMNS) {
         double sums[COLUMNS] = {0};
@@ -197,7 +197,7 @@ static void norm_split_gradient(const NormRows *r, int64_t token, int64_t tokens
             for (int64_t i = 0; i < count; i++) {
                 int64_t at = row_at(r, row) + first + i;
                 sums[i] +=
-                    (double)tensor_get(dy, at, r->c) * ((double)tensor_get(r->x, at, r->c) - mean) * scale;
+                    (double)tensor_get(r->dy, at, r->c) * ((double)tensor_get(r->x, at, r->c) - mean) * scale;
             }
         }
         for (int64_t i = 0; i < count; i++) dw[first + i] += (float)sums[i];
@@ -206,10 +206,9 @@ static void norm_split_gradient(const NormRows *r, int64_t token, int64_t tokens
 
 /* dw [splits, n]: one row for each split of tokens. Ranks may hold different rows and add them in the
  * tree. */
-static void norm_weight_gradient(const NormRows *r, int64_t split_size, const float *rstd, float eps,
-                                 const void *dy, float *dw) {
+static void norm_weight_gradient(const NormRows *r, int64_t split_size, const float *rstd, float *dw) {
     for (int64_t token = 0; token < r->tokens; token += split_size)
-        norm_split_gradient(r, token, min_i64(split_size, r->tokens - token), rstd, eps, dy,
+        norm_split_gradient(r, token, min_i64(split_size, r->tokens - token), rstd, 0,
                             dw + token / split_size * r->n);
 }
 
@@ -235,25 +234,30 @@ static void norm_forward(Device *d, const NormForwardArgs *o) {
 
 static void norm_backward(Device *d, const NormBackwardArgs *o) {
     (void)d;
-    NormRows rows = {o->kind, o->tokens, 1, o->hidden, o->hidden, o->x, o->w, o->c, NULL, false};
-    if (o->dw) norm_weight_gradient(&rows, o->split_size, o->rstd, 0, o->dy, o->dw);
-    for (int64_t t = 0; t < o->tokens; t++)
-        norm_row_gradient(&rows, t, (double)o->rstd[t], row_means(&rows, t, (double)o->rstd[t], o->dy), o->dy,
-                          o->dx, o->add);
+    NormRows rows = {.kind = o->kind,
+                     .tokens = o->tokens,
+                     .groups = 1,
+                     .stride = o->hidden,
+                     .n = o->hidden,
+                     .x = o->x,
+                     .dy = o->dy,
+                     .w = o->w,
+                     .c = o->c};
+    if (o->dw) norm_weight_gradient(&rows, o->split_size, o->rstd, o->dw);
+    for (int64_t t = 0; t < o->tokens; t++) norm_row_gradient(&rows, t, (double)o->rstd[t], o->dx, o->add);
 }
 
-/* The rows of queries, or of keys; *at is the offset of the first one in qkv. */
-static NormRows head_rows(AttentionShape s, const QkRows *qk, NormKind kind, bool keys, const void *raw,
-                          const float *w, int64_t *at, Dtype c) {
+/* Offset of the queries, or of the keys, in qkv. */
+static int64_t heads_at(AttentionShape s, bool keys) { return keys ? (int64_t)s.heads * s.head_dim : 0; }
+
+/* The rows of queries, or of keys, from the first one on. */
+static NormRows head_rows(AttentionShape s, const QkRows *qk, bool keys, const void *raw, Dtype c) {
     int64_t heads = keys ? s.kv_heads : s.heads, wide = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
-    *at = keys ? (int64_t)s.heads * s.head_dim : 0;
-    return (NormRows){.kind = kind,
-                      .tokens = s.tokens,
+    return (NormRows){.tokens = s.tokens,
                       .groups = qk->flat ? 1 : heads,
                       .stride = wide,
                       .n = qk->flat ? heads * s.head_dim : s.head_dim,
-                      .x = tensor_at(raw, *at, c),
-                      .w = w,
+                      .x = tensor_at(raw, heads_at(s, keys), c),
                       .c = c,
                       .shared = qk->splits > 0 ? qk : NULL,
                       .keys = keys};
@@ -262,48 +266,48 @@ static NormRows head_rows(AttentionShape s, const QkRows *qk, NormKind kind, boo
 /* Values are copied. 1 / rms is not stored: recomputing it for a short head is cheap. */
 static void qk_norm_forward(Device *d, const QkNormForwardArgs *o) {
     (void)d;
-    int64_t at, wide = (o->s.heads + 2 * (int64_t)o->s.kv_heads) * o->s.head_dim,
-                values = (int64_t)o->s.kv_heads * o->s.head_dim;
+    int64_t wide = (o->s.heads + 2 * (int64_t)o->s.kv_heads) * o->s.head_dim,
+            values = (int64_t)o->s.kv_heads * o->s.head_dim;
     for (int64_t t = 0; t < o->s.tokens; t++) {
         int64_t v = (t + 1) * wide - values;
         memcpy(tensor_to(o->out, v, o->c), tensor_at(o->raw, v, o->c), (size_t)values * dtype_bytes(o->c));
     }
     for (int keys = 0; keys < 2; keys++) {
-        NormRows rows = head_rows(o->s, &o->rows, o->kind, keys, o->raw, keys ? o->wk : o->wq, &at, o->c);
+        NormRows rows = head_rows(o->s, &o->rows, keys, o->raw, o->c);
+        void *out = tensor_to(o->out, heads_at(o->s, keys), o->c);
+        rows.kind = o->kind, rows.w = keys ? o->wk : o->wq;
         for (int64_t r = 0; r < rows.tokens * rows.groups; r++)
-            norm_row(&rows, r, row_rstd(&rows, r, o->eps), NULL, tensor_to(o->out, at, o->c));
+            norm_row(&rows, r, row_rstd(&rows, r, o->eps), NULL, out);
     }
 }
 
 /* Weight gradients first, since the rows' gradients overwrite dqkv, from which both are computed. */
 static void qk_norm_backward(Device *d, const QkNormBackwardArgs *o) {
     (void)d;
-    int64_t at;
     for (int keys = 0; keys < 2; keys++) {
-        NormRows rows = head_rows(o->s, &o->rows, o->kind, keys, o->raw, keys ? o->wk : o->wq, &at, o->c);
-        void *grad = tensor_to(o->dqkv, at, o->c);
+        NormRows rows = head_rows(o->s, &o->rows, keys, o->raw, o->c);
+        void *grad = tensor_to(o->dqkv, heads_at(o->s, keys), o->c);
+        rows.kind = o->kind, rows.w = keys ? o->wk : o->wq, rows.dy = grad;
         NormRows split = rows;
         int64_t count = rows.w ? min_i64(o->splits, rows.groups) : 1, step = o->splits / count;
         split.groups /= count;
         for (int64_t i = 0; rows.w && i < count; i++) {
             int64_t before = i * split.groups * split.n;
-            split.x = tensor_at(rows.x, before, o->c);
-            norm_split_gradient(&split, 0, o->s.tokens, NULL, o->eps, tensor_at(grad, before, o->c),
+            split.x = tensor_at(rows.x, before, o->c), split.dy = tensor_at(grad, before, o->c);
+            norm_split_gradient(&split, 0, o->s.tokens, NULL, o->eps,
                                 (keys ? o->dwk : o->dwq) + i * step * split.n);
         }
-        for (int64_t r = 0; r < rows.tokens * rows.groups; r++) {
-            double rstd = row_rstd(&rows, r, o->eps);
-            norm_row_gradient(&rows, r, rstd, row_means(&rows, r, rstd, grad), grad, grad, false);
-        }
+        for (int64_t r = 0; r < rows.tokens * rows.groups; r++)
+            norm_row_gradient(&rows, r, row_rstd(&rows, r, o->eps), grad, false);
     }
 }
 
 /* The sum of one split of a row. */
-static double split_sum(const NormRows *r, int64_t token, int64_t first, int64_t n, const void *dy) {
+static double split_sum(const NormRows *r, int64_t token, int64_t first, int64_t n) {
     double sum = 0;
     for (int64_t i = first; i < first + n; i++) {
         double x = (double)tensor_get(r->x, row_at(r, token) + i, r->c);
-        double g = dy ? (double)tensor_get(dy, row_at(r, token) + i, r->c) * row_weight(r, i) : x;
+        double g = r->dy ? (double)tensor_get(r->dy, row_at(r, token) + i, r->c) * row_weight(r, i) : x;
         sum += x * g;
     }
     return sum;
@@ -311,16 +315,16 @@ static double split_sum(const NormRows *r, int64_t token, int64_t first, int64_t
 
 static void qk_norm_sums(Device *d, const QkNormSumsArgs *o) {
     (void)d;
-    int64_t at;
     QkRows flat = qk_rows(true);
     for (int keys = 0; keys < 2; keys++) {
-        NormRows rows = head_rows(o->s, &flat, o->kind, keys, o->raw, keys ? o->wk : o->wq, &at, o->c);
-        const void *dy = o->dqkv ? tensor_at(o->dqkv, at, o->c) : NULL;
+        NormRows rows = head_rows(o->s, &flat, keys, o->raw, o->c);
+        rows.kind = o->kind, rows.w = keys ? o->wk : o->wq;
+        if (o->dqkv) rows.dy = tensor_at(o->dqkv, heads_at(o->s, keys), o->c);
         int64_t n = o->splits.run[keys].split_size, count = splits_of(o->splits.run[keys].length, n);
         for (int64_t i = 0; i < count; i++)
             for (int64_t t = 0; t < o->s.tokens; t++)
                 o->sums[2 * (i * o->s.tokens + t) + keys] =
-                    (float)split_sum(&rows, t, o->splits.run[keys].skip + i * n, n, dy);
+                    (float)split_sum(&rows, t, o->splits.run[keys].skip + i * n, n);
     }
 }
 
@@ -328,10 +332,10 @@ static void qk_norm_sums(Device *d, const QkNormSumsArgs *o) {
  * (s.neighbours) it is 2i and 2i + 1. Values come last and are not rotated. */
 static void rope(Device *d, const RopeArgs *o) {
     (void)d;
-    int64_t dim = o->s.head_dim, turned = rotary_dim(o->s), half = turned / 2,
+    int64_t dim = o->s.head_dim, rotated = rotary_dim(o->s), half = rotated / 2,
             row = (o->s.heads + 2 * o->s.kv_heads) * dim;
     for (int64_t t = 0; t < o->s.tokens; t++) {
-        const float *cosine = o->cos_sin + o->positions[t] * turned, *sine = cosine + half;
+        const float *cosine = o->cos_sin + o->positions[t] * rotated, *sine = cosine + half;
         for (int64_t head = 0; head < o->s.heads + o->s.kv_heads; head++) {
             void *x = tensor_to(o->qkv, t * row + head * dim, o->c);
             for (int64_t i = 0; i < half; i++) {

@@ -31,19 +31,23 @@ static double score(AttentionShape s, const void *q, const void *k, Dtype c) {
     return cap > 0 ? cap * tanh(plain / cap) : plain;
 }
 
-/* One query over `keys` keys whose rows are `stride` elements apart; returns log sum exp. Scores are computed
- * twice, first for their maximum, since storing them would need memory of the sequence's length. `k` and `v`
- * begin at the first key that is seen, so nothing is masked; there is at least one key, the query's own. */
-static double attend(AttentionShape s, int64_t head, const void *q, const void *k, const void *v,
-                     int64_t stride, int64_t keys, void *out, Dtype c) {
+/* The keys that a query sees, and their values, in rows `row` elements apart. */
+typedef struct KeyRows {
+    const void *k, *v;
+    int64_t row, count;
+} KeyRows;
+
+/* One query; returns log sum exp. Scores are computed twice, first for their maximum, since storing them
+ * would need memory of the sequence's length. There is at least one key, the query's own. */
+static double attend(AttentionShape s, int64_t head, const void *q, KeyRows r, void *out, Dtype c) {
     double max = s.sinks ? (double)s.sinks[head] : -HUGE_VAL, sum = 0, o[HEAD_DIM_MAX] = {0};
     int64_t dim = s.head_dim;
-    for (int64_t j = 0; j < keys; j++) max = fmax(max, score(s, q, tensor_at(k, j * stride, c), c));
+    for (int64_t j = 0; j < r.count; j++) max = fmax(max, score(s, q, tensor_at(r.k, j * r.row, c), c));
     if (s.sinks) sum = exp((double)s.sinks[head] - max);
-    for (int64_t j = 0; j < keys; j++) {
-        double p = exp(score(s, q, tensor_at(k, j * stride, c), c) - max);
+    for (int64_t j = 0; j < r.count; j++) {
+        double p = exp(score(s, q, tensor_at(r.k, j * r.row, c), c) - max);
         sum += p;
-        for (int64_t i = 0; i < dim; i++) o[i] += p * (double)tensor_get(v, j * stride + i, c);
+        for (int64_t i = 0; i < dim; i++) o[i] += p * (double)tensor_get(r.v, j * r.row + i, c);
     }
     for (int64_t i = 0; i < dim; i++) tensor_set(out, i, c, (float)(o[i] / sum));
     return max + log(sum);
@@ -58,10 +62,9 @@ static void attention_forward(Device *d, const AttentionForwardArgs *o) {
             int64_t t = o->r.first + i, first = window_first(o->s, t, o->first_key[t]);
             const void *query = tensor_at(o->q, i * o->r.q_row + head * dim, o->c);
             const void *k = tensor_at(o->kv, first * o->r.kv_row + head / group * dim, o->c);
-            const void *v = tensor_at(k, o->s.kv_heads * dim, o->c);
+            const KeyRows seen = {k, tensor_at(k, o->s.kv_heads * dim, o->c), o->r.kv_row, t + 1 - first};
             void *to = tensor_to(o->out, (i * o->s.heads + head) * dim, o->c);
-            o->lse[head * o->s.tokens + i] =
-                (float)attend(o->s, head, query, k, v, o->r.kv_row, t + 1 - first, to, o->c);
+            o->lse[head * o->s.tokens + i] = (float)attend(o->s, head, query, seen, to, o->c);
         }
     }
 }
@@ -77,8 +80,9 @@ static void attention_decode(Device *d, const AttentionDecodeArgs *o) {
         for (int64_t head = 0; head < o->s.heads; head++) {
             int64_t keys = o->s.kv_heads * dim, first = window_first(o->s, o->start + t, 0);
             int64_t at = first * keys + head / group * dim;
-            attend(o->s, head, tensor_at(o->qkv, t * row + head * dim, o->c), tensor_at(o->k_cache, at, o->c),
-                   tensor_at(o->v_cache, at, o->c), keys, o->start + t + 1 - first,
+            const KeyRows seen = {tensor_at(o->k_cache, at, o->c), tensor_at(o->v_cache, at, o->c), keys,
+                                  o->start + t + 1 - first};
+            attend(o->s, head, tensor_at(o->qkv, t * row + head * dim, o->c), seen,
                    tensor_to(o->out, (t * o->s.heads + head) * dim, o->c), o->c);
         }
     }

@@ -11,26 +11,26 @@ static void route(Device *d, const RouteArgs *o) {
     route_order(o->s, o->r, o->counts);
 }
 
-/* Gradients of one token's scores: of the chosen ones by their weights, and of all by the balance loss.
- * Returns the balance loss's value. */
-static double score_gradients(RouteShape s, const float *scores, const int32_t *chosen, const float *weights,
-                              const float *dweights, const double *slopes, double scale, double *ds) {
-    double along = 0, value = 0, sum = route_divisor(s, scores, chosen), factor = route_factor(s);
-    for (int e = 0; e < s.experts; e++) {
-        ds[e] = slopes[e] * scale;
+/* Gradients of token t's scores: of the chosen ones by their weights, and of all by the balance loss. Returns
+ * the balance loss's value. */
+static double score_gradients(const RouteBackwardArgs *o, int64_t t, const double *slopes, double *ds) {
+    const RouteShape *s = &o->s;
+    const float *scores = o->r.scores + t * s->experts, *weights = o->r.weights + t * s->chosen,
+                *dweights = o->dweights + t * s->chosen;
+    const int32_t *chosen = o->r.chosen + t * s->chosen;
+    double along = 0, value = 0, sum = route_divisor(*s, scores, chosen), factor = route_factor(*s);
+    for (int e = 0; e < s->experts; e++) {
+        ds[e] = slopes[e] * (double)*o->scale;
         value += slopes[e] * (double)scores[e];
     }
-    for (int i = 0; i < s.chosen && s.normalise; i++) along += (double)dweights[i] * (double)weights[i];
-    for (int i = 0; i < s.chosen; i++) ds[chosen[i]] += (factor * (double)dweights[i] - along) / sum;
+    for (int i = 0; i < s->chosen && s->normalise; i++) along += (double)dweights[i] * (double)weights[i];
+    for (int i = 0; i < s->chosen; i++) ds[chosen[i]] += (factor * (double)dweights[i] - along) / sum;
     return value;
 }
 
-static void token_backward(const RouteBackwardArgs *o, int64_t t, const double *slopes, double scale) {
-    double ds[EXPERTS_MAX], mean = 0;
+static void token_backward(const RouteBackwardArgs *o, int64_t t, const double *slopes) {
+    double ds[EXPERTS_MAX], mean = 0, value = score_gradients(o, t, slopes, ds);
     const float *scores = o->r.scores + t * o->s.experts;
-    int64_t at = t * o->s.chosen;
-    double value = score_gradients(o->s, scores, o->r.chosen + at, o->r.weights + at, o->dweights + at,
-                                   slopes, scale, ds);
     for (int e = 0; e < o->s.experts && !o->s.sigmoid; e++) mean += (double)scores[e] * ds[e];
     for (int e = 0; e < o->s.experts; e++) {
         double along = o->s.sigmoid ? ds[e] * (1 - (double)scores[e]) : ds[e] - mean;
@@ -44,7 +44,7 @@ static void route_backward(Device *d, const RouteBackwardArgs *o) {
     double slopes[EXPERTS_MAX];
     for (int64_t t = 0; t < o->s.tokens; t++) {
         route_slopes(o->s, o->counts, t, slopes);
-        token_backward(o, t, slopes, (double)*o->scale);
+        token_backward(o, t, slopes);
     }
 }
 

@@ -2,18 +2,24 @@
 #include "base/tree.h"
 #include "device/cpu/cpu.h"
 
-/* Element i of the rotated R, where u and v are its pair. */
-static double turned(const float *angles, int64_t turned, bool inverse, double u, double v, int64_t i) {
-    double cosine = (double)angles[i / 2], sine = (double)angles[turned / 2 + i / 2];
-    if (inverse) sine = -sine;
+/* The rotation of R elements by a token's angles. */
+typedef struct Rotation {
+    int64_t n;
+    const float *angles;
+    bool inverse;
+} Rotation;
+
+/* Element i of the rotated ones, where u and v are its pair. */
+static double rotated(const Rotation *by, double u, double v, int64_t i) {
+    double cosine = (double)by->angles[i / 2], sine = (double)by->angles[by->n / 2 + i / 2];
+    if (by->inverse) sine = -sine;
     return i % 2 == 0 ? u * cosine - v * sine : v * cosine + u * sine;
 }
 
-static void turn(LatentShape s, const float *angles, const void *x, int64_t at, void *to, int64_t to_at,
-                 bool inverse, Dtype c) {
-    for (int64_t i = 0; i < s.turned; i++) {
+static void rotate(const Rotation *by, const void *x, int64_t at, void *to, int64_t to_at, Dtype c) {
+    for (int64_t i = 0; i < by->n; i++) {
         double u = (double)tensor_get(x, at + i / 2 * 2, c), v = (double)tensor_get(x, at + i / 2 * 2 + 1, c);
-        tensor_set(to, to_at + i, c, (float)turned(angles, s.turned, inverse, u, v, i));
+        tensor_set(to, to_at + i, c, (float)rotated(by, u, v, i));
     }
 }
 
@@ -23,60 +29,57 @@ static void copy_elements(int64_t n, const void *x, int64_t at, void *to, int64_
 
 static void latent_forward(Device *d, const LatentForwardArgs *o) {
     (void)d;
-    int64_t dim = latent_head(o->s), width = o->s.heads * dim, each = o->s.plain + o->s.value;
-    for (int64_t t = 0; t < o->s.tokens; t++)
-        for (int64_t head = 0; head < o->s.heads; head++) {
-            const float *angles = o->cos_sin + (int64_t)o->positions[t] * o->s.turned;
-            int64_t from = t * o->s.q_row + head * dim, mine = (t * o->s.heads + head) * each,
+    const LatentShape s = o->s;
+    int64_t dim = latent_head(s), width = s.heads * dim, each = s.nope + s.value;
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t head = 0; head < s.heads; head++) {
+            const Rotation by = {s.rope, o->cos_sin + (int64_t)o->positions[t] * s.rope, false};
+            int64_t from = t * s.q_row + head * dim, own = (t * s.heads + head) * each,
                     to = t * 3 * width + head * dim;
-            copy_elements(o->s.plain, o->q, from, o->qkv, to, o->c);
-            turn(o->s, angles, o->q, from + o->s.plain, o->qkv, to + o->s.plain, false, o->c);
-            copy_elements(o->s.plain, o->own, mine, o->qkv, to + width, o->c);
-            turn(o->s, angles, o->key, t * o->s.key_row, o->qkv, to + width + o->s.plain, false, o->c);
-            copy_elements(o->s.value, o->own, mine + o->s.plain, o->qkv, to + 2 * width, o->c);
-            for (int64_t i = o->s.value; i < dim; i++) tensor_set(o->qkv, to + 2 * width + i, o->c, 0);
+            copy_elements(s.nope, o->q, from, o->qkv, to, o->c);
+            rotate(&by, o->q, from + s.nope, o->qkv, to + s.nope, o->c);
+            copy_elements(s.nope, o->own, own, o->qkv, to + width, o->c);
+            rotate(&by, o->key, t * s.key_row, o->qkv, to + width + s.nope, o->c);
+            copy_elements(s.value, o->own, own + s.nope, o->qkv, to + 2 * width, o->c);
+            for (int64_t i = s.value; i < dim; i++) tensor_set(o->qkv, to + 2 * width + i, o->c, 0);
         }
 }
 
 /* All heads rotate alike, so each split's sum over heads is rotated back, not each head. The tree of `splits`
- * splits, whose first head is at `at`. */
-static float common_sum(LatentShape s, const float *angles, const void *dqkv, int64_t at, int splits,
-                        int64_t i, Dtype c) {
-    int64_t dim = latent_head(s), heads = s.heads / latent_splits(s);
+ * splits, whose first head's key is at `at`. */
+static float shared_sum(const LatentBackwardArgs *o, const Rotation *back, int64_t at, int splits,
+                        int64_t i) {
+    int64_t dim = latent_head(o->s), heads = o->s.heads / latent_splits(o->s);
     double u = 0, v = 0;
     if (splits > 1) {
         int half = tree_half(splits);
-        float left = common_sum(s, angles, dqkv, at, half, i, c);
-        return left + common_sum(s, angles, dqkv, at + half * heads * dim, splits - half, i, c);
+        float left = shared_sum(o, back, at, half, i);
+        return left + shared_sum(o, back, at + half * heads * dim, splits - half, i);
     }
     for (int64_t head = 0; head < heads; head++) {
-        int64_t pair = at + head * dim + s.plain + i / 2 * 2;
-        u += (double)tensor_get(dqkv, pair, c), v += (double)tensor_get(dqkv, pair + 1, c);
+        int64_t pair = at + head * dim + o->s.nope + i / 2 * 2;
+        u += (double)tensor_get(o->dqkv, pair, o->c), v += (double)tensor_get(o->dqkv, pair + 1, o->c);
     }
-    return (float)turned(angles, s.turned, true, u, v, i);
-}
-
-static void common_gradient(LatentShape s, const float *angles, const void *dqkv, int64_t at, void *dkey,
-                            int64_t to, Dtype c) {
-    for (int64_t i = 0; i < s.turned; i++)
-        tensor_set(dkey, to + i, s.partial ? DTYPE_F32 : c,
-                   common_sum(s, angles, dqkv, at, latent_splits(s), i, c));
+    return (float)rotated(back, u, v, i);
 }
 
 static void latent_backward(Device *d, const LatentBackwardArgs *o) {
     (void)d;
-    int64_t dim = latent_head(o->s), width = o->s.heads * dim, each = o->s.plain + o->s.value;
-    for (int64_t t = 0; t < o->s.tokens; t++) {
-        const float *angles = o->cos_sin + (int64_t)o->positions[t] * o->s.turned;
-        for (int64_t head = 0; head < o->s.heads; head++) {
-            int64_t from = t * 3 * width + head * dim, to = t * o->s.q_row + head * dim,
-                    mine = (t * o->s.heads + head) * each;
-            copy_elements(o->s.plain, o->dqkv, from, o->dq, to, o->c);
-            turn(o->s, angles, o->dqkv, from + o->s.plain, o->dq, to + o->s.plain, true, o->c);
-            copy_elements(o->s.plain, o->dqkv, from + width, o->down, mine, o->c);
-            copy_elements(o->s.value, o->dqkv, from + 2 * width, o->down, mine + o->s.plain, o->c);
+    const LatentShape s = o->s;
+    int64_t dim = latent_head(s), width = s.heads * dim, each = s.nope + s.value;
+    for (int64_t t = 0; t < s.tokens; t++) {
+        const Rotation back = {s.rope, o->cos_sin + (int64_t)o->positions[t] * s.rope, true};
+        for (int64_t head = 0; head < s.heads; head++) {
+            int64_t from = t * 3 * width + head * dim, to = t * s.q_row + head * dim,
+                    own = (t * s.heads + head) * each;
+            copy_elements(s.nope, o->dqkv, from, o->dq, to, o->c);
+            rotate(&back, o->dqkv, from + s.nope, o->dq, to + s.nope, o->c);
+            copy_elements(s.nope, o->dqkv, from + width, o->down, own, o->c);
+            copy_elements(s.value, o->dqkv, from + 2 * width, o->down, own + s.nope, o->c);
         }
-        common_gradient(o->s, angles, o->dqkv, t * 3 * width + width, o->dkey, t * o->s.key_row, o->c);
+        for (int64_t i = 0; i < s.rope; i++)
+            tensor_set(o->dkey, t * s.key_row + i, s.partial ? DTYPE_F32 : o->c,
+                       shared_sum(o, &back, t * 3 * width + width, latent_splits(s), i));
     }
 }
 

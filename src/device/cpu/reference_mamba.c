@@ -70,20 +70,27 @@ typedef struct Sums {
     double step[MAMBA_CHUNK], keep[MAMBA_CHUNK], skip;
 } Sums;
 
-/* Goes back through token t, the chunk's i-th; `later` is the gradient that the next token passed on. */
-static void retreat(const MambaRun *r, int64_t head, int64_t p, int64_t t, int64_t i, const float *before,
-                    const float *now, double *later, Sums *sums) {
+/* A row of the state on its way back through a chunk: its state before each token, and after the last; the
+ * gradient that the next token passed on. */
+typedef struct RowPass {
+    float states[MAMBA_CHUNK + 1][MAMBA_STATE];
+    double later[MAMBA_STATE];
+} RowPass;
+
+static void token_backward(const MambaRun *r, int64_t head, int64_t p, int64_t t, RowPass *row, Sums *sums) {
     Step k = step_at(r, head, t);
+    int64_t i = t % MAMBA_CHUNK;
+    const float *before = row->states[i], *now = row->states[i + 1];
     double x = x_of(r, head, p, t), along = 0,
            dy = (double)tensor_get(r->dy, mamba_y_at(&r->s, t, head, p), r->c);
-    float *dB = mamba_room(r, i, head), *dC = dB + r->s.state;
+    float *dB = mamba_scratch(r, i, head), *dC = dB + r->s.state;
     for (int64_t n = 0; n < r->s.state; n++) {
-        double g = dy * shared_of(r, r->in.C, head, t, n) + later[n];
+        double g = dy * shared_of(r, r->in.C, head, t, n) + row->later[n];
         dB[n] += (float)(g * k.step * x);
         dC[n] += (float)(dy * (double)now[n]);
         along += g * shared_of(r, r->in.B, head, t, n);
         sums->keep[i] += g * (double)before[n];
-        later[n] = k.keep * g;
+        row->later[n] = k.keep * g;
     }
     sums->step[i] += x * along;
     sums->skip += x * dy;
@@ -93,15 +100,13 @@ static void retreat(const MambaRun *r, int64_t head, int64_t p, int64_t t, int64
 
 static void row_backward(const MambaRun *r, int64_t head, int64_t p, int64_t first, int64_t count,
                          Sums *sums) {
-    float states[MAMBA_CHUNK + 1][MAMBA_STATE];
-    double later[MAMBA_STATE];
-    int64_t row = mamba_state_at(&r->s, head, p);
-    memcpy(states[0], mamba_start(r, first) + row, (size_t)r->s.state * sizeof(float));
-    for (int64_t i = 0; i < count; i++) advance(r, head, p, first + i, states[i], states[i + 1]);
-    for (int64_t n = 0; n < r->s.state; n++) later[n] = (double)r->carry[row + n];
-    for (int64_t i = count - 1; i >= 0; i--)
-        retreat(r, head, p, first + i, i, states[i], states[i + 1], later, sums);
-    for (int64_t n = 0; n < r->s.state; n++) r->carry[row + n] = (float)later[n];
+    RowPass row;
+    int64_t at = mamba_state_at(&r->s, head, p);
+    memcpy(row.states[0], mamba_start(r, first) + at, (size_t)r->s.state * sizeof(float));
+    for (int64_t i = 0; i < count; i++) advance(r, head, p, first + i, row.states[i], row.states[i + 1]);
+    for (int64_t n = 0; n < r->s.state; n++) row.later[n] = (double)r->carry[at + n];
+    for (int64_t t = first + count - 1; t >= first; t--) token_backward(r, head, p, t, &row, sums);
+    for (int64_t n = 0; n < r->s.state; n++) r->carry[at + n] = (float)row.later[n];
 }
 
 static void head_backward(const MambaRun *r, int64_t head, int64_t first, int64_t count) {
@@ -127,8 +132,8 @@ static void add_terms(const MambaRun *r, int64_t first, int64_t i, int64_t head)
         double dB = 0, dC = 0;
         int64_t at = mamba_group_at(&r->s, first + i, head) + n;
         for (int64_t k = 0; k < r->s.heads / r->s.groups; k++) {
-            dB += (double)mamba_room(r, i, head + k)[n];
-            dC += (double)mamba_room(r, i, head + k)[r->s.state + n];
+            dB += (double)mamba_scratch(r, i, head + k)[n];
+            dC += (double)mamba_scratch(r, i, head + k)[r->s.state + n];
         }
         tensor_set(r->out.B, at, r->c, (float)dB);
         tensor_set(r->out.C, at, r->c, (float)dC);
@@ -143,13 +148,14 @@ static void mamba_backward(Device *d, const MambaBackwardArgs *o) {
                   .starts = (float *)(uintptr_t)o->starts,
                   .dy = o->dy,
                   .carry = o->carry,
-                  .room = o->room,
+                  .scratch = o->scratch,
                   .out = o->out};
     memset(o->carry, 0, (size_t)mamba_state_at(&o->s, o->s.heads, 0) * sizeof *o->carry);
     for (int64_t first = (mamba_starts(o->s.tokens) - 1) * MAMBA_CHUNK; first >= 0; first -= MAMBA_CHUNK) {
         int64_t count = min_i64(MAMBA_CHUNK, o->s.tokens - first);
-        memset(o->room, 0,
-               (size_t)(min_i64(MAMBA_CHUNK, o->s.tokens) * o->s.heads * 2 * o->s.state) * sizeof *o->room);
+        memset(o->scratch, 0,
+               (size_t)(min_i64(MAMBA_CHUNK, o->s.tokens) * o->s.heads * 2 * o->s.state) *
+                   sizeof *o->scratch);
         for (int64_t head = 0; head < o->s.heads; head++) head_backward(&r, head, first, count);
         for (int64_t i = 0; i < count; i++)
             for (int64_t head = 0; head < o->s.heads; head += o->s.heads / o->s.groups)

@@ -12,61 +12,54 @@ static double silu_slope(double x) { return sigmoid(x) * (1 + x * (1 - sigmoid(x
 
 /* ---- convolutions ---- */
 
-/* The first token that t sees; in generation also those in the tail, at negative indices. */
-static int64_t reach(ConvShape s, const int32_t *first_key, int64_t t) {
-    return max_i64(first_key ? first_key[t] : t - s.taps + 1, t - s.taps + 1);
+static double input_at(const ConvInputs *in, int64_t t, int64_t channel) {
+    if (t < 0) return (double)in->tail[(t + in->s.taps - 1) * in->s.width + channel];
+    return (double)tensor_get(in->x, t * in->s.row + channel, in->c);
 }
 
-static double input_at(ConvShape s, const void *x, const float *tail, int64_t t, int64_t channel, Dtype c) {
-    if (t < 0) return (double)tail[(t + s.taps - 1) * s.width + channel];
-    return (double)tensor_get(x, t * s.row + channel, c);
+static double tap(const ConvInputs *in, int64_t back, int64_t channel) {
+    return (double)in->w[(in->s.taps - 1 - back) * in->s.width + channel];
 }
 
-static const float *tap(ConvShape s, const float *w, int64_t back) {
-    return w + (s.taps - 1 - back) * s.width;
-}
-
-static double convolve(ConvShape s, const void *x, const float *w, const int32_t *first_key,
-                       const float *tail, int64_t t, int64_t channel, Dtype c) {
+static double convolve(const ConvInputs *in, int64_t t, int64_t channel) {
     double sum = 0;
-    for (int64_t u = reach(s, first_key, t); u <= t; u++)
-        sum += (double)tap(s, w, t - u)[channel] * input_at(s, x, tail, u, channel, c);
+    for (int64_t u = conv_reach(in, t); u <= t; u++)
+        sum += tap(in, t - u, channel) * input_at(in, u, channel);
     return sum;
 }
 
 /* Moves oldest tokens first, so that each row is read before it is overwritten. */
-static void move_tail(ConvShape s, const void *x, float *tail, Dtype c) {
-    for (int64_t k = 0; k < s.taps - 1; k++)
-        for (int64_t i = 0; i < s.width; i++)
-            tail[k * s.width + i] = (float)input_at(s, x, tail, s.tokens - s.taps + 1 + k, i, c);
+static void move_tail(const ConvInputs *in) {
+    int64_t kept = in->s.taps - 1;
+    for (int64_t k = 0; k < kept; k++)
+        for (int64_t i = 0; i < in->s.width; i++)
+            in->tail[k * in->s.width + i] = (float)input_at(in, in->s.tokens - kept + k, i);
 }
 
 static void conv_forward(Device *d, const ConvForwardArgs *o) {
     (void)d;
+    const ConvInputs in = {o->s, o->x, o->w, o->first_key, o->tail, o->c};
     for (int64_t t = 0; t < o->s.tokens; t++)
         for (int64_t i = 0; i < o->s.width; i++)
-            tensor_set(o->y, t * o->s.width + i, o->c,
-                       (float)silu(convolve(o->s, o->x, o->w, o->first_key, o->tail, t, i, o->c)));
-    if (o->tail) move_tail(o->s, o->x, o->tail, o->c);
+            tensor_set(o->y, t * o->s.width + i, o->c, (float)silu(convolve(&in, t, i)));
+    if (o->tail) move_tail(&in);
 }
 
 /* Gradient of p_t, the input of silu. */
-static double before_silu(const ConvBackwardArgs *o, int64_t t, int64_t channel) {
-    double p = convolve(o->s, o->x, o->w, o->first_key, NULL, t, channel, o->c);
-    return (double)tensor_get(o->dy, t * o->s.width + channel, o->c) * silu_slope(p);
+static double before_silu(const ConvInputs *in, const void *dy, int64_t t, int64_t channel) {
+    return (double)tensor_get(dy, t * in->s.width + channel, in->c) * silu_slope(convolve(in, t, channel));
 }
 
 static void conv_backward(Device *d, const ConvBackwardArgs *o) {
     (void)d;
+    const ConvInputs in = {o->s, o->x, o->w, o->first_key, NULL, o->c};
     for (int64_t i = 0; i < o->s.width; i++) {
         double sums[CONV_TAPS] = {0};
         for (int64_t t = 0; t < o->s.tokens; t++) {
-            double sum = 0, dp = before_silu(o, t, i);
-            for (int64_t u = reach(o->s, o->first_key, t); u <= t; u++)
-                sums[t - u] += dp * input_at(o->s, o->x, NULL, u, i, o->c);
+            double sum = 0, dp = before_silu(&in, o->dy, t, i);
+            for (int64_t u = conv_reach(&in, t); u <= t; u++) sums[t - u] += dp * input_at(&in, u, i);
             for (int64_t u = t; u < min_i64(o->s.tokens, t + o->s.taps); u++)
-                if (reach(o->s, o->first_key, u) <= t)
-                    sum += (double)tap(o->s, o->w, u - t)[i] * before_silu(o, u, i);
+                if (conv_reach(&in, u) <= t) sum += tap(&in, u - t, i) * before_silu(&in, o->dy, u, i);
             tensor_set(o->dx, t * o->s.row + i, o->c, (float)sum);
         }
         for (int64_t back = 0; back < o->s.taps; back++)

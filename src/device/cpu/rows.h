@@ -11,11 +11,12 @@ INLINE Vec norm_weight(const float *w, int64_t i, int64_t left, const Multiplier
     return by == BY_WEIGHT_PLUS_ONE ? v + 1.0f : v;
 }
 
-INLINE void rms_forward_typed(int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
-                              const float *w, void *sum, void *y, float *rstd, const Multiplier by, Dtype c) {
-    for (int64_t r = 0; r < rows; r++) {
-        const void *x = tensor_at(a, r * hidden, c), *x2 = b ? tensor_at(b, r * hidden, c) : NULL;
-        void *kept = sum ? tensor_to(sum, r * hidden, c) : NULL;
+INLINE void rms_forward_typed(const NormForwardArgs *o, const Multiplier by, Dtype c) {
+    const int64_t hidden = o->hidden;
+    const float *w = o->w;
+    for (int64_t r = 0; r < o->tokens; r++) {
+        const void *x = tensor_at(o->a, r * hidden, c), *x2 = o->b ? tensor_at(o->b, r * hidden, c) : NULL;
+        void *kept = o->sum ? tensor_to(o->sum, r * hidden, c) : NULL;
         Vec squares = {0};
         EACH_VECTOR(i, left, hidden) {
             Vec v = get(x, i, left, c);
@@ -26,46 +27,56 @@ INLINE void rms_forward_typed(int64_t rows, int64_t hidden, float eps, const voi
             }
             squares += v * v;
         }
-        rstd[r] = 1 / __builtin_sqrtf(vec_sum(squares) / (float)hidden + eps);
-        if (!y) continue;
+        const float rstd = 1 / __builtin_sqrtf(vec_sum(squares) / (float)hidden + o->eps);
+        o->rstd[r] = rstd;
+        if (!o->y) continue;
         if (kept) x = kept;
-        void *to = tensor_to(y, r * hidden, c);
+        void *to = tensor_to(o->y, r * hidden, c);
         EACH_VECTOR(i, left, hidden)
-        put(to, i, left, c, get(x, i, left, c) * rstd[r] * norm_weight(w, i, left, by));
+        put(to, i, left, c, get(x, i, left, c) * rstd * norm_weight(w, i, left, by));
     }
 }
 
+/* Operands and results of an RMS norm's backward pass on a row of n elements. */
+typedef struct RmsRow {
+    int64_t n;
+    const void *x, *dy;
+    const float *w;
+    void *dx;  /* may be dy */
+    bool add;  /* to dx */
+    float *dw; /* or NULL */
+} RmsRow;
+
 /* Sum of x dy w over one row. */
-INLINE float rms_products(int64_t n, const void *x, const float *w, const void *dy, const Multiplier by,
-                          Dtype c) {
+INLINE float rms_products(RmsRow r, const Multiplier by, Dtype c) {
     Vec dot = {0};
-    EACH_VECTOR(i, left, n)
-    dot += get(x, i, left, c) * get(dy, i, left, c) * norm_weight(w, i, left, by);
+    EACH_VECTOR(i, left, r.n)
+    dot += get(r.x, i, left, c) * get(r.dy, i, left, c) * norm_weight(r.w, i, left, by);
     return vec_sum(dot);
 }
 
 /* Backward of one row, given the mean of g n. Multiply-adds are explicit here, not left to contraction: that
  * depends on the branches around an expression, so the last vector of a row could get other bits than those
  * before it, and the shards of a row end at different elements. */
-INLINE void rms_backward_row(int64_t n, const void *x, const float *w, float scale, float mean,
-                             const void *dy, void *dx, bool add_to, float *dw, const Multiplier by, Dtype c) {
-    EACH_VECTOR(i, left, n) {
-        Vec normed = get(x, i, left, c) * scale, g = get(dy, i, left, c);
-        if (dw) put(dw, i, left, DTYPE_F32, vec_multiply_add(get(dw, i, left, DTYPE_F32), g, normed));
-        Vec v = vec_multiply_add(-(normed * mean), g, norm_weight(w, i, left, by)) * scale;
-        if (add_to) v += get(dx, i, left, c);
-        put(dx, i, left, c, v);
+INLINE void rms_backward_row(RmsRow r, float rstd, float mean, const Multiplier by, Dtype c) {
+    EACH_VECTOR(i, left, r.n) {
+        Vec normed = get(r.x, i, left, c) * rstd, g = get(r.dy, i, left, c);
+        if (r.dw) put(r.dw, i, left, DTYPE_F32, vec_multiply_add(get(r.dw, i, left, DTYPE_F32), g, normed));
+        Vec v = vec_multiply_add(-(normed * mean), g, norm_weight(r.w, i, left, by)) * rstd;
+        if (r.add) v += get(r.dx, i, left, c);
+        put(r.dx, i, left, c, v);
     }
 }
 
 /* With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)); dw = sum dy n. */
-INLINE void rms_backward_typed(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd,
-                               const void *dy, void *dx, bool add_to, float *dw, const Multiplier by,
-                               Dtype c) {
-    for (int64_t r = 0; r < rows; r++) {
-        const void *xr = tensor_at(x, r * hidden, c), *dyr = tensor_at(dy, r * hidden, c);
-        float mean = rms_products(hidden, xr, w, dyr, by, c) * rstd[r] / (float)hidden;
-        rms_backward_row(hidden, xr, w, rstd[r], mean, dyr, tensor_to(dx, r * hidden, c), add_to, dw, by, c);
+INLINE void rms_backward_typed(const NormBackwardArgs *o, const Multiplier by, Dtype c) {
+    for (int64_t r = 0; r < o->tokens; r++) {
+        const int64_t at = r * o->hidden;
+        const RmsRow row = {o->hidden, tensor_at(o->x, at, c),  tensor_at(o->dy, at, c),
+                            o->w,      tensor_to(o->dx, at, c), o->add,
+                            o->dw};
+        const float rstd = o->rstd[r], mean = rms_products(row, by, c) * rstd / (float)o->hidden;
+        rms_backward_row(row, rstd, mean, by, c);
     }
 }
 
@@ -82,15 +93,16 @@ INLINE float row_mean(const void *x, int64_t n, Dtype c) {
 }
 
 /* Mean and variance in two passes: the mean of squares minus the square of the mean would cancel. */
-INLINE void layer_forward_typed(int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
-                                const float *w, const float *bias, void *sum, void *y, float *rstd, Dtype c) {
-    for (int64_t r = 0; r < rows; r++) {
-        const void *x = tensor_at(a, r * hidden, c);
-        if (sum) {
-            void *kept = tensor_to(sum, r * hidden, c);
+INLINE void layer_forward_typed(const NormForwardArgs *o, Dtype c) {
+    const int64_t hidden = o->hidden;
+    const float *w = o->w, *bias = o->bias;
+    for (int64_t r = 0; r < o->tokens; r++) {
+        const void *x = tensor_at(o->a, r * hidden, c), *x2 = o->b;
+        if (o->sum) {
+            void *kept = tensor_to(o->sum, r * hidden, c);
             EACH_VECTOR(i, left, hidden) {
                 Vec v = get(x, i, left, c);
-                put(kept, i, left, c, b ? v + get(b, r * hidden + i, left, c) : v);
+                put(kept, i, left, c, x2 ? v + get(x2, r * hidden + i, left, c) : v);
             }
             x = kept;
         }
@@ -100,70 +112,56 @@ INLINE void layer_forward_typed(int64_t rows, int64_t hidden, float eps, const v
             Vec v = lanes_or(get(x, i, left, c) - mean, left, 0);
             squares += v * v;
         }
-        rstd[r] = 1 / __builtin_sqrtf(vec_sum(squares) / (float)hidden + eps);
-        void *to = y ? tensor_to(y, r * hidden, c) : NULL;
-        for (int64_t i = 0, left = y ? hidden : 0; left > 0; i += VLEN, left -= VLEN) {
-            Vec n = (get(x, i, left, c) - mean) * rstd[r] * get(w, i, left, DTYPE_F32);
+        const float rstd = 1 / __builtin_sqrtf(vec_sum(squares) / (float)hidden + o->eps);
+        o->rstd[r] = rstd;
+        if (!o->y) continue;
+        void *to = tensor_to(o->y, r * hidden, c);
+        EACH_VECTOR(i, left, hidden) {
+            Vec n = (get(x, i, left, c) - mean) * rstd * get(w, i, left, DTYPE_F32);
             put(to, i, left, c, n + get(bias, i, left, DTYPE_F32));
         }
     }
 }
 
 /* With n = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - n mean(g n)); dw = sum dy n. */
-INLINE void layer_backward_typed(int64_t rows, int64_t hidden, const void *x, const float *w,
-                                 const float *rstd, const void *dy, void *dx, bool add_to, float *dw,
-                                 Dtype c) {
-    for (int64_t r = 0; r < rows; r++) {
-        const void *xr = tensor_at(x, r * hidden, c), *dyr = tensor_at(dy, r * hidden, c);
-        void *dxr = tensor_to(dx, r * hidden, c);
-        float scale = rstd[r], mean = row_mean(xr, hidden, c);
+INLINE void layer_backward_typed(const NormBackwardArgs *o, Dtype c) {
+    const int64_t hidden = o->hidden;
+    const float *w = o->w;
+    float *dw = o->dw;
+    const bool add_to = o->add;
+    for (int64_t r = 0; r < o->tokens; r++) {
+        const void *x = tensor_at(o->x, r * hidden, c), *dy = tensor_at(o->dy, r * hidden, c);
+        void *dx = tensor_to(o->dx, r * hidden, c);
+        float rstd = o->rstd[r], mean = row_mean(x, hidden, c);
         Vec dot = {0}, total = {0};
         EACH_VECTOR(i, left, hidden) {
-            Vec g = get(dyr, i, left, c) * get(w, i, left, DTYPE_F32);
-            dot += g * (get(xr, i, left, c) - mean); /* g is 0 in lanes past the end */
+            Vec g = get(dy, i, left, c) * get(w, i, left, DTYPE_F32);
+            dot += g * (get(x, i, left, c) - mean); /* g is 0 in lanes past the end */
             total += g;
         }
-        float along = vec_sum(dot) * scale / (float)hidden, middle = vec_sum(total) / (float)hidden;
+        float along = vec_sum(dot) * rstd / (float)hidden, middle = vec_sum(total) / (float)hidden;
         EACH_VECTOR(i, left, hidden) {
-            Vec n = (get(xr, i, left, c) - mean) * scale, g = get(dyr, i, left, c);
+            Vec n = (get(x, i, left, c) - mean) * rstd, g = get(dy, i, left, c);
             if (dw) put(dw, i, left, DTYPE_F32, get(dw, i, left, DTYPE_F32) + g * n);
-            Vec v = (g * get(w, i, left, DTYPE_F32) - middle - n * along) * scale;
-            if (add_to) v += get(dxr, i, left, c);
-            put(dxr, i, left, c, v);
+            Vec v = (g * get(w, i, left, DTYPE_F32) - middle - n * along) * rstd;
+            if (add_to) v += get(dx, i, left, c);
+            put(dx, i, left, c, v);
         }
     }
 }
 
 static void norm_forward(const NormForwardArgs *o) {
     switch (o->kind) {
-    case NORM_RMS:
-        BY_DTYPE(o->c, rms_forward_typed, o->tokens, o->hidden, o->eps, o->a, o->b, o->w, o->sum, o->y,
-                 o->rstd, BY_WEIGHT);
-        break;
-    case NORM_RMS_PLUS_ONE:
-        BY_DTYPE(o->c, rms_forward_typed, o->tokens, o->hidden, o->eps, o->a, o->b, o->w, o->sum, o->y,
-                 o->rstd, BY_WEIGHT_PLUS_ONE);
-        break;
-    case NORM_LAYER:
-        BY_DTYPE(o->c, layer_forward_typed, o->tokens, o->hidden, o->eps, o->a, o->b, o->w, o->bias, o->sum,
-                 o->y, o->rstd);
-        break;
+    case NORM_RMS: BY_DTYPE(o->c, rms_forward_typed, o, BY_WEIGHT); break;
+    case NORM_RMS_PLUS_ONE: BY_DTYPE(o->c, rms_forward_typed, o, BY_WEIGHT_PLUS_ONE); break;
+    case NORM_LAYER: BY_DTYPE(o->c, layer_forward_typed, o); break;
     }
 }
 static void norm_backward(const NormBackwardArgs *o) {
     switch (o->kind) {
-    case NORM_RMS:
-        BY_DTYPE(o->c, rms_backward_typed, o->tokens, o->hidden, o->x, o->w, o->rstd, o->dy, o->dx, o->add,
-                 o->dw, BY_WEIGHT);
-        break;
-    case NORM_RMS_PLUS_ONE:
-        BY_DTYPE(o->c, rms_backward_typed, o->tokens, o->hidden, o->x, o->w, o->rstd, o->dy, o->dx, o->add,
-                 o->dw, BY_WEIGHT_PLUS_ONE);
-        break;
-    case NORM_LAYER:
-        BY_DTYPE(o->c, layer_backward_typed, o->tokens, o->hidden, o->x, o->w, o->rstd, o->dy, o->dx, o->add,
-                 o->dw);
-        break;
+    case NORM_RMS: BY_DTYPE(o->c, rms_backward_typed, o, BY_WEIGHT); break;
+    case NORM_RMS_PLUS_ONE: BY_DTYPE(o->c, rms_backward_typed, o, BY_WEIGHT_PLUS_ONE); break;
+    case NORM_LAYER: BY_DTYPE(o->c, layer_backward_typed, o); break;
     }
 }
 
@@ -184,13 +182,19 @@ INLINE float qk_rstd(double squares, int64_t n, float eps) {
     return (float)(1 / __builtin_sqrt(squares / (double)n + (double)eps));
 }
 
-/* The rows of a token's queries, or of its keys: `groups` of n numbers, one after the other. Backward
- * recomputes their 1 / rms, which is cheaper than storing it. */
+/* The rows of a token's queries, or of its keys: `groups` of n numbers, one after the other, from element
+ * `at` of the tensor on. Backward recomputes their 1 / rms, which is cheaper than storing it. */
 typedef struct QkToken {
     const QkRows *rows;
-    int64_t token, groups, n;
+    int64_t token, at, groups, n;
     bool keys;
 } QkToken;
+
+INLINE QkToken token_rows(AttentionShape s, const QkRows *rows, int64_t token, bool keys) {
+    int64_t heads = keys ? s.kv_heads : s.heads, groups = rows->flat ? 1 : heads,
+            first = token * (s.heads + 2 * (int64_t)s.kv_heads) + (keys ? s.heads : 0);
+    return (QkToken){rows, token, first * s.head_dim, groups, heads * s.head_dim / groups, keys};
+}
 
 INLINE float row_rstd(const QkToken *t, const void *x, float eps, Dtype c) {
     if (t->rows->splits == 0) return qk_rstd((double)squares_of(x, t->n, c), t->n, eps);
@@ -198,125 +202,99 @@ INLINE float row_rstd(const QkToken *t, const void *x, float eps, Dtype c) {
                    eps);
 }
 
-INLINE void qk_forward_rows(const QkToken *t, float eps, const void *raw, const float *w, void *out,
-                            const Multiplier by, Dtype c) {
+INLINE void qk_forward_rows(const QkNormForwardArgs *o, const QkToken *t, const Multiplier by, Dtype c) {
+    const float *w = t->keys ? o->wk : o->wq;
     for (int64_t g = 0; g < t->groups; g++) {
-        const void *x = tensor_at(raw, g * t->n, c);
-        void *y = tensor_to(out, g * t->n, c);
-        float rstd = row_rstd(t, x, eps, c);
+        const void *x = tensor_at(o->raw, t->at + g * t->n, c);
+        void *y = tensor_to(o->out, t->at + g * t->n, c);
+        float rstd = row_rstd(t, x, o->eps, c);
         EACH_VECTOR(i, left, t->n)
         put(y, i, left, c, get(x, i, left, c) * rstd * norm_weight(w, i, left, by));
     }
 }
 
-INLINE QkToken token_rows(AttentionShape s, const QkRows *rows, int64_t token, bool keys) {
-    int64_t heads = keys ? s.kv_heads : s.heads, groups = rows->flat ? 1 : heads;
-    return (QkToken){rows, token, groups, heads * s.head_dim / groups, keys};
-}
-
-INLINE void qk_norm_forward_typed(AttentionShape s, QkRows rows, float eps, const void *raw, const float *wq,
-                                  const float *wk, void *out, const Multiplier by, Dtype c) {
-    int64_t q = (int64_t)s.heads * s.head_dim, k = (int64_t)s.kv_heads * s.head_dim, row = q + 2 * k;
-    for (int64_t t = 0; t < s.tokens; t++) {
-        const void *from = tensor_at(raw, t * row, c);
-        void *to = tensor_to(out, t * row, c);
-        QkToken queries = token_rows(s, &rows, t, false), keys = token_rows(s, &rows, t, true);
-        qk_forward_rows(&queries, eps, from, wq, to, by, c);
-        qk_forward_rows(&keys, eps, tensor_at(from, q, c), wk, tensor_to(to, q, c), by, c);
-        memcpy(tensor_to(to, q + k, c), tensor_at(from, q + k, c), (size_t)k * dtype_bytes(c));
+INLINE void qk_norm_forward_typed(const QkNormForwardArgs o, const Multiplier by, Dtype c) {
+    for (int64_t t = 0; t < o.s.tokens; t++) {
+        QkToken queries = token_rows(o.s, &o.rows, t, false), keys = token_rows(o.s, &o.rows, t, true);
+        qk_forward_rows(&o, &queries, by, c);
+        qk_forward_rows(&o, &keys, by, c);
+        int64_t k = (int64_t)o.s.kv_heads * o.s.head_dim, values = keys.at + k;
+        memcpy(tensor_to(o.out, values, c), tensor_at(o.raw, values, c), (size_t)k * dtype_bytes(c));
     }
 }
 
 /* For flat rows with splits, the weights are already in the splits' sums (qk_norm_sums). */
-INLINE float row_mean_product(const QkToken *t, const void *x, const float *w, const void *dy, float rstd,
-                              const Multiplier by, Dtype c) {
-    if (t->rows->splits == 0) return rms_products(t->n, x, w, dy, by, c) * rstd / (float)t->n;
+INLINE float row_mean_product(const QkToken *t, RmsRow r, float rstd, const Multiplier by, Dtype c) {
+    if (t->rows->splits == 0) return rms_products(r, by, c) * rstd / (float)t->n;
     return (float)qk_row_sum(t->rows, t->rows->products, t->token, t->keys) * rstd /
            (float)qk_row_length(t->rows, t->keys);
 }
 
-INLINE void qk_backward_rows(const QkToken *t, float eps, const void *raw, const float *w, void *grad,
-                             float *dw, int64_t splits, const Multiplier by, Dtype c) {
+INLINE void qk_backward_rows(const QkNormBackwardArgs *o, const QkToken *t, const Multiplier by, Dtype c) {
+    float *dw = t->keys ? o->dwk : o->dwq;
     for (int64_t g = 0; g < t->groups; g++) {
-        const void *x = tensor_at(raw, g * t->n, c);
-        void *dx = tensor_to(grad, g * t->n, c);
-        float rstd = row_rstd(t, x, eps, c), mean = row_mean_product(t, x, w, dx, rstd, by, c);
-        rms_backward_row(t->n, x, w, rstd, mean, dx, dx, false,
-                         by == BY_ONE ? NULL : dw + g * splits / t->groups * t->n, by, c);
+        void *dx = tensor_to(o->dqkv, t->at + g * t->n, c);
+        RmsRow r = {.n = t->n,
+                    .x = tensor_at(o->raw, t->at + g * t->n, c),
+                    .dy = dx,
+                    .w = t->keys ? o->wk : o->wq,
+                    .dx = dx,
+                    .dw = by == BY_ONE ? NULL : dw + g * o->splits / t->groups * t->n};
+        float rstd = row_rstd(t, r.x, o->eps, c);
+        rms_backward_row(r, rstd, row_mean_product(t, r, rstd, by, c), by, c);
     }
 }
 
-INLINE void qk_norm_backward_typed(AttentionShape s, QkRows rows, float eps, const void *raw, const float *wq,
-                                   const float *wk, void *dqkv, float *dwq, float *dwk, int splits,
-                                   const Multiplier by, Dtype c) {
-    int64_t q = (int64_t)s.heads * s.head_dim, k = (int64_t)s.kv_heads * s.head_dim, row = q + 2 * k;
-    for (int64_t t = 0; t < s.tokens; t++) {
-        const void *from = tensor_at(raw, t * row, c);
-        void *grad = tensor_to(dqkv, t * row, c);
-        QkToken queries = token_rows(s, &rows, t, false), keys = token_rows(s, &rows, t, true);
-        qk_backward_rows(&queries, eps, from, wq, grad, dwq, splits, by, c);
-        qk_backward_rows(&keys, eps, tensor_at(from, q, c), wk, tensor_to(grad, q, c), dwk, splits, by, c);
+INLINE void qk_norm_backward_typed(const QkNormBackwardArgs o, const Multiplier by, Dtype c) {
+    for (int64_t t = 0; t < o.s.tokens; t++) {
+        QkToken queries = token_rows(o.s, &o.rows, t, false), keys = token_rows(o.s, &o.rows, t, true);
+        qk_backward_rows(&o, &queries, by, c);
+        qk_backward_rows(&o, &keys, by, c);
     }
 }
 
 /* Sums over each split of a token's queries, or of its keys. `at`: where the splits begin in the token;
  * `first`: where they begin in the weights. */
-INLINE void qk_sums_typed(AttentionShape s, KSplit splits, bool keys, const void *raw, const float *w,
-                          const void *dqkv, float *sums, int64_t step, const Multiplier by, Dtype c) {
-    int64_t q = (int64_t)s.heads * s.head_dim, row = q + 2 * (int64_t)s.kv_heads * s.head_dim,
-            first = splits.run[keys].skip, at = first + (keys ? q : 0), n = splits.run[keys].split_size,
-            count = splits_of(splits.run[keys].length, n);
-    for (int64_t t = 0; t < s.tokens; t++)
+INLINE void qk_sums_typed(const QkNormSumsArgs o, int64_t step, bool keys, const Multiplier by, Dtype c) {
+    int64_t q = (int64_t)o.s.heads * o.s.head_dim, row = q + 2 * (int64_t)o.s.kv_heads * o.s.head_dim,
+            first = o.splits.run[keys].skip, at = first + (keys ? q : 0), n = o.splits.run[keys].split_size,
+            count = splits_of(o.splits.run[keys].length, n);
+    const float *w = (keys ? o.wk : o.wq) + first;
+    for (int64_t t = 0; t < o.s.tokens; t++)
         for (int64_t i = 0; i < count; i++) {
             int64_t here = t * row + at + i * n;
-            const void *x = tensor_at(raw, here, c);
-            sums[2 * (i * step + t) + keys] =
-                dqkv ? rms_products(n, x, w + first + i * n, tensor_at(dqkv, here, c), by, c)
-                     : squares_of(x, n, c);
+            RmsRow r = {.n = n, .x = tensor_at(o.raw, here, c), .w = w + i * n};
+            if (o.dqkv) r.dy = tensor_at(o.dqkv, here, c);
+            o.sums[2 * (i * step + t) + keys] = r.dy ? rms_products(r, by, c) : squares_of(r.x, n, c);
         }
 }
 
-static void qk_norm_forward(const QkNormForwardArgs *o) {
-    if (!o->wq)
-        BY_DTYPE(o->c, qk_norm_forward_typed, o->s, o->rows, o->eps, o->raw, NULL, NULL, o->out, BY_ONE);
-    else if (o->kind == NORM_RMS)
-        BY_DTYPE(o->c, qk_norm_forward_typed, o->s, o->rows, o->eps, o->raw, o->wq, o->wk, o->out, BY_WEIGHT);
-    else
-        BY_DTYPE(o->c, qk_norm_forward_typed, o->s, o->rows, o->eps, o->raw, o->wq, o->wk, o->out,
-                 BY_WEIGHT_PLUS_ONE);
-}
-static void qk_norm_backward(const QkNormBackwardArgs *o) {
-    if (!o->wq)
-        BY_DTYPE(o->c, qk_norm_backward_typed, o->s, o->rows, o->eps, o->raw, NULL, NULL, o->dqkv, NULL, NULL,
-                 o->splits, BY_ONE);
-    else if (o->kind == NORM_RMS)
-        BY_DTYPE(o->c, qk_norm_backward_typed, o->s, o->rows, o->eps, o->raw, o->wq, o->wk, o->dqkv, o->dwq,
-                 o->dwk, o->splits, BY_WEIGHT);
-    else
-        BY_DTYPE(o->c, qk_norm_backward_typed, o->s, o->rows, o->eps, o->raw, o->wq, o->wk, o->dqkv, o->dwq,
-                 o->dwk, o->splits, BY_WEIGHT_PLUS_ONE);
-}
+/* Calls body(..., multiplier, dtype) with constants. The weights of heads may be missing. */
+#define BY_MULTIPLIER(o, body, ...)                                  \
+    do {                                                             \
+        if (!(o)->wq)                                                \
+            BY_DTYPE((o)->c, body, __VA_ARGS__, BY_ONE);             \
+        else if ((o)->kind == NORM_RMS)                              \
+            BY_DTYPE((o)->c, body, __VA_ARGS__, BY_WEIGHT);          \
+        else                                                         \
+            BY_DTYPE((o)->c, body, __VA_ARGS__, BY_WEIGHT_PLUS_ONE); \
+    } while (0)
+
+static void qk_norm_forward(const QkNormForwardArgs *o) { BY_MULTIPLIER(o, qk_norm_forward_typed, *o); }
+static void qk_norm_backward(const QkNormBackwardArgs *o) { BY_MULTIPLIER(o, qk_norm_backward_typed, *o); }
 static void qk_norm_sums(const QkNormSumsArgs *o, int64_t step) {
-    for (int keys = 0; keys < 2; keys++) {
-        const float *w = keys ? o->wk : o->wq;
-        if (o->kind == NORM_RMS)
-            BY_DTYPE(o->c, qk_sums_typed, o->s, o->splits, keys, o->raw, w, o->dqkv, o->sums, step,
-                     BY_WEIGHT);
-        else
-            BY_DTYPE(o->c, qk_sums_typed, o->s, o->splits, keys, o->raw, w, o->dqkv, o->sums, step,
-                     BY_WEIGHT_PLUS_ONE);
-    }
+    for (int keys = 0; keys < 2; keys++) BY_MULTIPLIER(o, qk_sums_typed, *o, step, keys);
 }
 
 /* ---- RoPE ---- */
 
 INLINE void rope_typed(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
                        bool inverse, Dtype c) {
-    int64_t dim = s.head_dim, turned = rotary_dim(s), half = turned / 2,
+    int64_t dim = s.head_dim, rotated = rotary_dim(s), half = rotated / 2,
             row = (s.heads + 2 * s.kv_heads) * dim;
     float sign = inverse ? -1.0f : 1.0f;
     for (int64_t t = 0; t < s.tokens; t++) {
-        const float *cosine = cos_sin + positions[t] * turned, *sine = cosine + half;
+        const float *cosine = cos_sin + positions[t] * rotated, *sine = cosine + half;
         for (int64_t head = 0; head < s.heads + s.kv_heads; head++) {
             void *x = tensor_to(qkv, t * row + head * dim, c), *x2 = tensor_to(x, half, c);
             EACH_VECTOR(i, left, half) {
@@ -377,33 +355,33 @@ static LossRecord loss_record(int64_t n, const void *logits, Dtype logits_type, 
                                     : loss_record_typed(n, logits, target, DTYPE_BF16);
 }
 
-INLINE void row_gradient(const void *x, int64_t n, Dtype t, float max, float factor, float cap, void *dx,
-                         Dtype grad_type) {
-    EACH_VECTOR(i, left, n) {
+INLINE void row_gradient(const CrossEntropyArgs *o, int64_t row, float max, float factor, Dtype grad_type,
+                         Dtype t) {
+    const void *x = tensor_at(o->logits, row * o->vocab, t);
+    void *dx = tensor_to(o->dlogits, row * o->vocab, grad_type);
+    const float cap = o->cap;
+    EACH_VECTOR(i, left, o->vocab) {
         Vec l = get(x, i, left, t), part = l / cap, e = vec_exp_bounded(l - max) * factor;
         put(dx, i, left, grad_type, cap > 0 ? e * (1.0f - part * part) : e);
     }
 }
 
-INLINE void loss_gradient_typed(int64_t n, const void *x, int64_t target, RowSum of, float scale,
-                                double share, float cap, void *dx, Dtype grad_type, Dtype t) {
-    bool here = target >= 0 && target < n;
-    float factor = (float)((double)scale * share / of.sum), logit = here ? tensor_get(x, target, t) : 0;
-    if (grad_type == DTYPE_F32)
-        row_gradient(x, n, t, of.max, factor, cap, dx, DTYPE_F32);
+INLINE void loss_gradient_typed(const CrossEntropyArgs *o, int64_t row, RowSum of, double share, Dtype t) {
+    int64_t target = o->targets[row] - o->splits.first, at = row * o->vocab + target;
+    bool here = target >= 0 && target < o->vocab;
+    double scale = (double)*o->scale, logit = here ? (double)tensor_get(o->logits, at, t) : 0;
+    float factor = (float)(scale * share / of.sum);
+    if (o->grad_type == DTYPE_F32)
+        row_gradient(o, row, of.max, factor, DTYPE_F32, t);
     else
-        row_gradient(x, n, t, of.max, factor, cap, dx, DTYPE_BF16);
+        row_gradient(o, row, of.max, factor, DTYPE_BF16, t);
     /* The target's gradient is recomputed, not corrected by subtraction from the stored value, which may be
      * rounded. */
     if (!here) return;
-    double part = cap > 0 ? (double)logit / (double)cap : 0;
-    double gradient =
-        (exp((double)logit - (double)of.max) / of.sum * share - 1) * (double)scale * (1 - part * part);
-    tensor_set(dx, target, grad_type, (float)gradient);
+    double part = o->cap > 0 ? logit / (double)o->cap : 0;
+    double gradient = (exp(logit - (double)of.max) / of.sum * share - 1) * scale * (1 - part * part);
+    tensor_set(o->dlogits, at, o->grad_type, (float)gradient);
 }
 static void loss_gradient(const CrossEntropyArgs *o, int64_t row, RowSum of, double share) {
-    const void *x = tensor_at(o->logits, row * o->vocab, o->logits_type);
-    void *dx = tensor_to(o->dlogits, row * o->vocab, o->grad_type);
-    BY_DTYPE(o->logits_type, loss_gradient_typed, o->vocab, x, o->targets[row] - o->splits.first, of,
-             *o->scale, share, o->cap, dx, o->grad_type);
+    BY_DTYPE(o->logits_type, loss_gradient_typed, o, row, of, share);
 }

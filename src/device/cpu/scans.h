@@ -6,56 +6,62 @@ typedef float ScanRow[SCAN_CHANNELS];
 
 INLINE void clear_row(float *row) { memset(row, 0, sizeof(ScanRow)); }
 
+/* A vector of channels of token t: those from `at` on, of which `left` exist. */
+typedef struct Channels {
+    int64_t t, at, left;
+} Channels;
+
+/* These channels of a tensor whose tokens lie `row` elements apart. */
+INLINE Vec get_channels(const void *x, int64_t row, Channels v, Dtype c) {
+    return get(tensor_at(x, v.t * row, c), v.at, v.left, c);
+}
+INLINE void put_channels(void *x, int64_t row, Channels v, Dtype c, Vec value) {
+    put(tensor_to(x, v.t * row, c), v.at, v.left, c, value);
+}
+
 /* ---- convolutions ---- */
 
-/* The input row of token t; for t < 0 it comes from the tail, in fp32. */
-INLINE Vec conv_input(const ConvShape *s, const void *x, const float *tail, int64_t t, int64_t at,
-                      int64_t left, Dtype c) {
-    return t < 0 ? get(tail + (t + s->taps - 1) * s->width, at, left, DTYPE_F32)
-                 : get(tensor_at(x, t * s->row, c), at, left, c);
+INLINE Vec conv_input(const ConvInputs *in, Channels v, Dtype c) {
+    if (v.t >= 0) return get_channels(in->x, in->s.row, v, c);
+    v.t += in->s.taps - 1;
+    return get_channels(in->tail, in->s.width, v, DTYPE_F32);
 }
 
-/* The first token that token t sees. */
-INLINE int64_t conv_reach(const ConvShape *s, const int32_t *first_key, int64_t t) {
-    return max_i64(first_key ? first_key[t] : t - s->taps + 1, t - s->taps + 1);
+/* The weights of the token that lies `back` tokens before. */
+INLINE Vec conv_tap(const ConvInputs *in, int64_t back, Channels v) {
+    return get(in->w + (in->s.taps - 1 - back) * in->s.width, v.at, v.left, DTYPE_F32);
 }
 
-INLINE Vec conv_tap(const ConvShape *s, const float *w, int64_t back, int64_t at, int64_t left) {
-    return get(w + (s->taps - 1 - back) * s->width, at, left, DTYPE_F32);
-}
-
-/* Summed oldest token first. */
-INLINE Vec conv_sum(const ConvShape *s, const void *x, const float *w, const float *tail, int64_t reach,
-                    int64_t t, int64_t at, int64_t left, Dtype c) {
+/* Summed oldest token first, from token `reach` on. */
+INLINE Vec conv_sum(const ConvInputs *in, int64_t reach, Channels v, Dtype c) {
     Vec sum = {0};
-    for (int64_t u = reach; u <= t; u++)
-        sum = vec_multiply_add(sum, conv_tap(s, w, t - u, at, left), conv_input(s, x, tail, u, at, left, c));
+    for (int64_t u = reach; u <= v.t; u++)
+        sum = vec_multiply_add(sum, conv_tap(in, v.t - u, v), conv_input(in, (Channels){u, v.at, v.left}, c));
     return sum;
 }
 
 /* Moves oldest tokens first, so that each row is read before it is overwritten. */
-INLINE void conv_move_tail(const ConvShape *s, int64_t first, int64_t count, const void *x, float *tail,
-                           Dtype c) {
-    for (int64_t k = 0; k < s->taps - 1; k++) EACH_VECTOR(i, left, count)
-    put(tail + k * s->width, first + i, left, DTYPE_F32,
-        conv_input(s, x, tail, s->tokens - s->taps + 1 + k, first + i, left, c));
+INLINE void conv_move_tail(const ConvInputs *in, int64_t first, int64_t count, Dtype c) {
+    int64_t kept = in->s.taps - 1;
+    for (int64_t k = 0; k < kept; k++) EACH_VECTOR(i, left, count)
+    put(in->tail + k * in->s.width, first + i, left, DTYPE_F32,
+        conv_input(in, (Channels){in->s.tokens - kept + k, first + i, left}, c));
 }
 
-INLINE void conv_forward_typed(const ConvShape *s, int64_t first, int64_t count, const void *x,
-                               const float *w, const int32_t *first_key, float *tail, void *y, Dtype c) {
-    for (int64_t t = 0; t < s->tokens; t++) {
-        int64_t reach = conv_reach(s, first_key, t);
-        void *row = tensor_to(y, t * s->width, c);
+INLINE void conv_forward_typed(const ConvForwardArgs o, int64_t first, int64_t count, Dtype c) {
+    const ConvInputs in = {o.s, o.x, o.w, o.first_key, o.tail, c};
+    for (int64_t t = 0; t < in.s.tokens; t++) {
+        int64_t reach = conv_reach(&in, t);
         EACH_VECTOR(i, left, count) {
-            Vec p = conv_sum(s, x, w, tail, reach, t, first + i, left, c);
-            put(row, first + i, left, c, p * sigmoid(p));
+            Channels v = {t, first + i, left};
+            Vec p = conv_sum(&in, reach, v, c);
+            put_channels(o.y, in.s.width, v, c, p * sigmoid(p));
         }
     }
-    if (tail) conv_move_tail(s, first, count, x, tail, c);
+    if (in.tail) conv_move_tail(&in, first, count, c);
 }
 static void conv_forward(const ConvForwardArgs *o, int64_t first, int64_t count) {
-    ConvShape s = o->s;
-    BY_DTYPE(o->c, conv_forward_typed, &s, first, count, o->x, o->w, o->first_key, o->tail, o->y);
+    BY_DTYPE(o->c, conv_forward_typed, *o, first, count);
 }
 
 /* State of a channel's backward pass: gradients of the last K tokens' inputs (token t in row t % K), and sums
@@ -72,52 +78,52 @@ INLINE void conv_add_block(const ConvShape *s, ConvSums *sums) {
     }
 }
 
-/* Adds token t's contributions to the gradients of the inputs that it sees, and of the taps. */
-INLINE void conv_backward_token(const ConvShape *s, int64_t first, int64_t count, const void *x,
-                                const float *w, int64_t reach, int64_t t, const void *dy, ConvSums *sums,
-                                Dtype c) {
-    EACH_VECTOR(i, left, count) {
-        Vec p = conv_sum(s, x, w, NULL, reach, t, first + i, left, c), q = sigmoid(p), silu = p * q;
-        Vec dp = get(tensor_at(dy, t * s->width, c), first + i, left, c) * (q + silu * (1.0f - q));
-        for (int64_t u = reach; u <= t; u++) {
-            float *input = &sums->inputs[u % s->taps][i], *tap = &sums->block[s->taps - 1 - (t - u)][i];
-            Vec weight = conv_tap(s, w, t - u, first + i, left);
-            vec_store(input, vec_multiply_add(vec_load(input), weight, dp));
-            vec_store(tap,
-                      vec_multiply_add(vec_load(tap), conv_input(s, x, NULL, u, first + i, left, c), dp));
+/* Adds token v.t's contributions to the gradients of the inputs that it sees, and of the taps. */
+INLINE void conv_backward_token(const ConvInputs *in, const void *dy, Channels v, ConvSums *sums, Dtype c) {
+    const int64_t taps = in->s.taps, reach = conv_reach(in, v.t);
+    EACH_VECTOR(i, left, v.left) {
+        Channels here = {v.t, v.at + i, left};
+        Vec p = conv_sum(in, reach, here, c), q = sigmoid(p), silu = p * q;
+        Vec dp = get_channels(dy, in->s.width, here, c) * (q + silu * (1.0f - q));
+        for (int64_t u = reach; u <= v.t; u++) {
+            float *input = &sums->inputs[u % taps][i], *tap = &sums->block[taps - 1 - (v.t - u)][i];
+            Vec x = conv_input(in, (Channels){u, here.at, left}, c);
+            vec_store(input, vec_multiply_add(vec_load(input), conv_tap(in, v.t - u, here), dp));
+            vec_store(tap, vec_multiply_add(vec_load(tap), x, dp));
         }
     }
 }
 
-INLINE void conv_put_input(const ConvShape *s, int64_t first, int64_t count, int64_t t, const ConvSums *sums,
-                           void *dx, Dtype c) {
+/* Writes the gradient of token t's input. */
+INLINE void conv_put_input(const ConvBackwardArgs *o, int64_t first, int64_t count, int64_t t,
+                           const ConvSums *sums, Dtype c) {
+    const float *from = sums->inputs[t % o->s.taps];
     EACH_VECTOR(i, left, count)
-    put(tensor_to(dx, t * s->row, c), first + i, left, c, vec_load(&sums->inputs[t % s->taps][i]));
+    put_channels(o->dx, o->s.row, (Channels){t, first + i, left}, c, vec_load(from + i));
 }
 
 /* No token after t sees t - K + 1, so the gradient of that input is complete after token t. */
-INLINE void conv_backward_typed(const ConvShape *s, int64_t first, int64_t count, const void *x,
-                                const float *w, const int32_t *first_key, const void *dy, void *dx, float *dw,
-                                Dtype c) {
+INLINE void conv_backward_typed(const ConvBackwardArgs o, int64_t first, int64_t count, Dtype c) {
+    const ConvInputs in = {o.s, o.x, o.w, o.first_key, NULL, c};
+    const int64_t tokens = in.s.tokens, taps = in.s.taps;
     ConvSums sums;
     memset(&sums, 0, sizeof sums);
-    for (int64_t t = 0; t < s->tokens; t++) {
-        clear_row(sums.inputs[t % s->taps]);
-        conv_backward_token(s, first, count, x, w, conv_reach(s, first_key, t), t, dy, &sums, c);
-        if (t >= s->taps - 1) conv_put_input(s, first, count, t - s->taps + 1, &sums, dx, c);
-        if (t % SCAN_BLOCK == SCAN_BLOCK - 1) conv_add_block(s, &sums);
+    for (int64_t t = 0; t < tokens; t++) {
+        clear_row(sums.inputs[t % taps]);
+        conv_backward_token(&in, o.dy, (Channels){t, first, count}, &sums, c);
+        if (t >= taps - 1) conv_put_input(&o, first, count, t - taps + 1, &sums, c);
+        if (t % SCAN_BLOCK == SCAN_BLOCK - 1) conv_add_block(&in.s, &sums);
     }
-    for (int64_t t = max_i64(0, s->tokens - s->taps + 1); t < s->tokens; t++)
-        conv_put_input(s, first, count, t, &sums, dx, c);
-    conv_add_block(s, &sums);
-    for (int k = 0; k < s->taps; k++) EACH_VECTOR(i, left, count) {
-            float *to = dw + k * s->width + first;
+    for (int64_t t = max_i64(0, tokens - taps + 1); t < tokens; t++)
+        conv_put_input(&o, first, count, t, &sums, c);
+    conv_add_block(&in.s, &sums);
+    for (int k = 0; k < taps; k++) EACH_VECTOR(i, left, count) {
+            float *to = o.dw + k * in.s.width + first;
             put(to, i, left, DTYPE_F32, get(to, i, left, DTYPE_F32) + vec_load(&sums.taps[k][i]));
         }
 }
 static void conv_backward(const ConvBackwardArgs *o, int64_t first, int64_t count) {
-    ConvShape s = o->s;
-    BY_DTYPE(o->c, conv_backward_typed, &s, first, count, o->x, o->w, o->first_key, o->dy, o->dx, o->dw);
+    BY_DTYPE(o->c, conv_backward_typed, *o, first, count);
 }
 
 /* ---- recurrences ---- */
@@ -138,11 +144,11 @@ INLINE void scan_decays(const float *lambda, int64_t first, int64_t count, float
         decays[i] = (float)(-8 * log1p(exp((double)lambda[first + i])));
 }
 
-INLINE ScanElements scan_get(const ScanShape *s, const ScanInputs *in, int64_t t, int64_t at, int64_t left,
-                             const float *decay, const ScanKind kind, Dtype c) {
-    ScanElements e = {.values = get(tensor_at(in->values, t * s->values_row, c), at, left, c)};
+INLINE ScanElements scan_get(const ScanShape *s, const ScanInputs *in, Channels v, const float *decay,
+                             const ScanKind kind, Dtype c) {
+    ScanElements e = {.values = get_channels(in->values, s->values_row, v, c)};
     for (int k = 0; k < scan_gates(kind); k++)
-        e.gates[k] = get(tensor_at(in->gates, t * s->gates_row + k * s->width, c), at, left, c);
+        e.gates[k] = get_channels(tensor_at(in->gates, k * s->width, c), s->gates_row, v, c);
     if (kind == SCAN_HAWK) e.decay = vec_load(decay);
     return e;
 }
@@ -181,24 +187,26 @@ INLINE ScanElements scan_slopes(const ScanElements *e, Vec da, Vec db, const Sca
         {n * (da - along) * x * (1.0f - x), n * (dbv - along) * y * (1.0f - y)}, db * y * n, none};
 }
 
-INLINE void scan_forward_typed(const ScanShape *s, int64_t first, int64_t count, const ScanInputs *in,
-                               const int32_t *first_key, float *state, float *h, const ScanKind kind,
+INLINE void scan_forward_typed(const ScanForwardArgs o, int64_t first, int64_t count, const ScanKind kind,
                                Dtype c) {
+    const ScanShape s = o.s;
+    const ScanInputs in = o.in;
     ScanRow now, decays;
     clear_row(now);
-    scan_decays(in->lambda, first, count, decays);
-    if (state) memcpy(now, state + first, (size_t)count * sizeof *now);
-    for (int64_t t = 0; t < s->tokens; t++) {
-        if (scan_begins(first_key, t)) clear_row(now);
+    scan_decays(in.lambda, first, count, decays);
+    if (o.state) memcpy(now, o.state + first, (size_t)count * sizeof *now);
+    for (int64_t t = 0; t < s.tokens; t++) {
+        if (scan_begins(o.first_key, t)) clear_row(now);
         EACH_VECTOR(i, left, count) {
-            ScanElements e = scan_get(s, in, t, first + i, left, decays + i, kind, c);
+            Channels v = {t, first + i, left};
+            ScanElements e = scan_get(&s, &in, v, decays + i, kind, c);
             ScanCoefficients k = scan_coefficients(&e, kind);
             Vec next = vec_multiply_add(k.b, k.a, vec_load(now + i));
             vec_store(now + i, next);
-            put(h + t * s->width, first + i, left, DTYPE_F32, next);
+            put_channels(o.h, s.width, v, DTYPE_F32, next);
         }
     }
-    if (state) memcpy(state + first, now, (size_t)count * sizeof *now);
+    if (o.state) memcpy(o.state + first, now, (size_t)count * sizeof *now);
 }
 
 INLINE void scan_gate_typed(const ScanShape *s, const void *gate, const float *h, void *out, Dtype c) {
@@ -222,34 +230,34 @@ INLINE void scan_add_block(float *block, float *sums) {
 }
 
 /* Lanes beyond the last channel read zeros, and stay finite. */
-INLINE void scan_backward_typed(const ScanShape *s, int64_t first, int64_t count, const ScanInputs *in,
-                                const int32_t *first_key, const float *h, const void *dout,
-                                const ScanGradients *out, const ScanKind kind, Dtype c) {
+INLINE void scan_backward_typed(const ScanBackwardArgs o, int64_t first, int64_t count, const ScanKind kind,
+                                Dtype c) {
+    const ScanShape s = o.s;
+    const ScanInputs in = o.in;
     ScanRow later, decays, block, sums; /* later: the gradient that the next token passes on */
     clear_row(later), clear_row(block), clear_row(sums);
-    scan_decays(in->lambda, first, count, decays);
-    for (int64_t t = s->tokens - 1; t >= 0; t--) {
-        bool begins = t == 0 || scan_begins(first_key, t);
+    scan_decays(in.lambda, first, count, decays);
+    for (int64_t t = s.tokens - 1; t >= 0; t--) {
+        bool begins = t == 0 || scan_begins(o.first_key, t);
         EACH_VECTOR(i, left, count) {
-            int64_t at = first + i;
-            ScanElements e = scan_get(s, in, t, at, left, decays + i, kind, c), de;
-            Vec gate = get(tensor_at(in->gate, t * s->gate_row, c), at, left, c), q = sigmoid(gate),
-                silu = gate * q, dy = get(tensor_at(dout, t * s->width, c), at, left, c),
-                now = get(h + t * s->width, at, left, DTYPE_F32), before = {0},
-                g = vec_multiply_add(vec_load(later + i), dy, silu);
-            if (!begins) before = get(h + (t - 1) * s->width, at, left, DTYPE_F32);
+            Channels v = {t, first + i, left};
+            ScanElements e = scan_get(&s, &in, v, decays + i, kind, c), de;
+            Vec gate = get_channels(in.gate, s.gate_row, v, c), q = sigmoid(gate), silu = gate * q,
+                dy = get_channels(o.dout, s.width, v, c), now = get_channels(o.h, s.width, v, DTYPE_F32),
+                before = {0}, g = vec_multiply_add(vec_load(later + i), dy, silu);
+            if (!begins) before = get_channels(o.h, s.width, (Channels){t - 1, v.at, left}, DTYPE_F32);
             de = scan_slopes(&e, g * before, g, kind);
             if (kind == SCAN_HAWK) vec_store(block + i, vec_load(block + i) + de.decay);
             vec_store(later + i, begins ? (Vec){0} : g * scan_coefficients(&e, kind).a);
             for (int k = 0; k < scan_gates(kind); k++)
-                put(tensor_to(out->gates, t * s->gates_row + k * s->width, c), at, left, c, de.gates[k]);
-            put(tensor_to(out->values, t * s->values_row, c), at, left, c, de.values);
-            put(tensor_to(out->gate, t * s->gate_row, c), at, left, c, dy * now * (q + silu * (1.0f - q)));
+                put_channels(tensor_to(o.out.gates, k * s.width, c), s.gates_row, v, c, de.gates[k]);
+            put_channels(o.out.values, s.values_row, v, c, de.values);
+            put_channels(o.out.gate, s.gate_row, v, c, dy * now * (q + silu * (1.0f - q)));
         }
         if (kind == SCAN_HAWK && t % SCAN_BLOCK == 0) scan_add_block(block, sums);
     }
     for (int64_t i = 0; kind == SCAN_HAWK && i < count; i++)
-        out->lambda[first + i] += sums[i] * (float)(-8 / (1 + exp(-(double)in->lambda[first + i])));
+        o.out.lambda[first + i] += sums[i] * (float)(-8 / (1 + exp(-(double)in.lambda[first + i])));
 }
 
 /* Calls body(..., kind, dtype) with constants. */
@@ -263,14 +271,9 @@ INLINE void scan_backward_typed(const ScanShape *s, int64_t first, int64_t count
     } while (0)
 
 static void scan_forward(const ScanForwardArgs *o, int64_t first, int64_t count) {
-    ScanShape s = o->s;
-    ScanInputs in = o->in;
-    BY_SCAN(s.kind, o->c, scan_forward_typed, &s, first, count, &in, o->first_key, o->state, o->h);
+    BY_SCAN(o->s.kind, o->c, scan_forward_typed, *o, first, count);
 }
 
 static void scan_backward(const ScanBackwardArgs *o, int64_t first, int64_t count) {
-    ScanShape s = o->s;
-    ScanInputs in = o->in;
-    ScanGradients out = o->out;
-    BY_SCAN(s.kind, o->c, scan_backward_typed, &s, first, count, &in, o->first_key, o->h, o->dout, &out);
+    BY_SCAN(o->s.kind, o->c, scan_backward_typed, *o, first, count);
 }

@@ -3,6 +3,12 @@
 
 enum { TILE_ROWS = 6, TILE_VECTORS = VLEN == 16 ? 4 : 2 }; /* sums of a tile fill most of the registers */
 
+/* Rows of elements, `row` elements apart. */
+typedef struct MatrixView {
+    const void *at;
+    int64_t rows, cols, row;
+} MatrixView;
+
 /* ---- prefetching ---- */
 
 /* Rows of tensors to prefetch. They lie too far apart for the hardware prefetcher, and are too many to
@@ -57,10 +63,16 @@ typedef struct Product {
     Ahead *ahead; /* or NULL */
 } Product;
 
-INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const int vectors, const bool across,
-                 const bool pairs) {
+/* How operands lie; constants: rows of A lie across memory, terms are pairs. */
+typedef struct TileForm {
+    bool across, pairs;
+} TileForm;
+
+INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const int vectors,
+                 const TileForm form) {
     Vec sum[2 * TILE_ROWS][TILE_VECTORS];
-    int64_t steps = p->k, a_row = across ? 1 : p->a_row, a_step = across ? p->a_step : 1, b_row = p->b_row;
+    int64_t steps = p->k, a_row = form.across ? 1 : p->a_row, a_step = form.across ? p->a_step : 1,
+            b_row = p->b_row;
     const float *a = p->a + i * a_row, *b = p->b + j;
     float *c = p->c + i * p->c_row + j;
     for (int r = 0; r < rows; r++) {
@@ -73,8 +85,8 @@ INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const i
         Vec x[TILE_VECTORS];
         for (int v = 0; v < vectors; v++) x[v] = vec_load(b + v * VLEN);
         for (int r = 0; r < rows; r++) {
-            Vec scalar = vec_term(a + r * a_row, pairs);
-            for (int v = 0; v < vectors; v++) sum[r][v] = vec_add_terms(sum[r][v], scalar, x[v], pairs);
+            Vec scalar = vec_term(a + r * a_row, form.pairs);
+            for (int v = 0; v < vectors; v++) sum[r][v] = vec_add_terms(sum[r][v], scalar, x[v], form.pairs);
         }
         a += a_step;
         b += b_row;
@@ -84,35 +96,38 @@ INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const i
 }
 
 INLINE int64_t tile_rows(const Product *p, int64_t i, int64_t j, const int rows, const int vectors,
-                         const bool across, const bool pairs) {
+                         const TileForm form) {
     for (; i + rows <= p->m; i += rows) {
         for (int k = 0; k < AHEAD_ROWS; k++) ahead_step(p->ahead);
-        tile(p, i, j, rows, vectors, across, pairs);
+        tile(p, i, j, rows, vectors, form);
     }
     return i;
 }
 
-INLINE void tile_column(const Product *p, int64_t j, const int vectors, const bool across, const bool pairs) {
+INLINE void tile_column(const Product *p, int64_t j, const int vectors, const TileForm form) {
     int64_t i = 0;
-    if (vectors < TILE_VECTORS) i = tile_rows(p, i, j, 2 * TILE_ROWS, vectors, across, pairs);
-    i = tile_rows(p, i, j, TILE_ROWS, vectors, across, pairs);
-    i = tile_rows(p, i, j, 4, vectors, across, pairs);
-    i = tile_rows(p, i, j, 1, vectors, across, pairs);
+    if (vectors < TILE_VECTORS) i = tile_rows(p, i, j, 2 * TILE_ROWS, vectors, form);
+    i = tile_rows(p, i, j, TILE_ROWS, vectors, form);
+    i = tile_rows(p, i, j, 4, vectors, form);
+    i = tile_rows(p, i, j, 1, vectors, form);
 }
 
-INLINE void tile_columns(const Product *p, const bool across, const bool pairs) {
+INLINE void tile_columns(const Product *p, const TileForm form) {
     int64_t j = 0;
-    for (; j + TILE_VECTORS * VLEN <= p->n; j += TILE_VECTORS * VLEN)
-        tile_column(p, j, TILE_VECTORS, across, pairs);
-    for (; j < p->n; j += VLEN) tile_column(p, j, 1, across, pairs);
+    for (; j + TILE_VECTORS * VLEN <= p->n; j += TILE_VECTORS * VLEN) tile_column(p, j, TILE_VECTORS, form);
+    for (; j < p->n; j += VLEN) tile_column(p, j, 1, form);
 }
 
 /* Not inlined: as parts of a larger function, the compiler did not keep a tile's sums in registers. */
-static __attribute__((noinline)) void product_along(Product p) { tile_columns(&p, false, false); }
-static __attribute__((noinline)) void product_across(Product p) { tile_columns(&p, true, false); }
+static __attribute__((noinline)) void product_along(Product p) { tile_columns(&p, (TileForm){false, false}); }
+static __attribute__((noinline)) void product_across(Product p) { tile_columns(&p, (TileForm){true, false}); }
 #if VEC_PAIRS
-static __attribute__((noinline)) void product_pairs_along(Product p) { tile_columns(&p, false, true); }
-static __attribute__((noinline)) void product_pairs_across(Product p) { tile_columns(&p, true, true); }
+static __attribute__((noinline)) void product_pairs_along(Product p) {
+    tile_columns(&p, (TileForm){false, true});
+}
+static __attribute__((noinline)) void product_pairs_across(Product p) {
+    tile_columns(&p, (TileForm){true, true});
+}
 #endif
 
 static void product(Product p) {
@@ -157,10 +172,11 @@ INLINE Quad quad_get(const void *p) {
 #define FRONT_16 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
 #define BACK_16 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
 
-/* Defines turn_N, which transposes N rows of 16 bytes, `row` bytes apart, into columns of N numbers, to_row
- * apart. */
-#define TURN(N, Vector, words, get)                                                                          \
-    INLINE void turn_##N(const char *from, int64_t row, float *to, int64_t to_row, float factor, Dtype t) {  \
+/* Defines transpose_N, which transposes N rows of 16 bytes, `row` bytes apart, into columns of N numbers,
+ * to_row apart. */
+#define TRANSPOSE(N, Vector, words, get)                                                                     \
+    INLINE void transpose_##N(const char *from, int64_t row, float *to, int64_t to_row, float factor,        \
+                              Dtype t) {                                                                     \
         Vector a = get(from, 4 * row), b = get(from + row, 4 * row);                                         \
         Vector c = get(from + 2 * row, 4 * row), d = get(from + 3 * row, 4 * row);                           \
         Vector ab = __builtin_shufflevector(a, b, LOW_##N), cd = __builtin_shufflevector(c, d, LOW_##N);     \
@@ -183,7 +199,7 @@ INLINE Quad quad_get(const void *p) {
 
 typedef uint32_t QuadBits __attribute__((vector_size(16)));
 #define ONE_QUAD(p, far) quad_get(p)
-TURN(4, Quad, QuadBits, ONE_QUAD)
+TRANSPOSE(4, Quad, QuadBits, ONE_QUAD)
 
 #if VLEN >= 8
 typedef float Oct __attribute__((vector_size(32)));
@@ -191,7 +207,7 @@ typedef uint32_t OctBits __attribute__((vector_size(32)));
 INLINE Oct oct_get(const char *p, int64_t far) {
     return __builtin_shufflevector(quad_get(p), quad_get(p + far), 0, 1, 2, 3, 4, 5, 6, 7);
 }
-TURN(8, Oct, OctBits, oct_get)
+TRANSPOSE(8, Oct, OctBits, oct_get)
 #endif
 
 #if VLEN == 16
@@ -199,39 +215,45 @@ INLINE Vec hex_get(const char *p, int64_t far) {
     return __builtin_shufflevector(oct_get(p, far), oct_get(p + 2 * far, far), 0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
                                    10, 11, 12, 13, 14, 15);
 }
-TURN(16, Vec, VecBits, hex_get)
+TRANSPOSE(16, Vec, VecBits, hex_get)
 #endif
+
+/* Rows of words of 16 bytes, `row` bytes apart. */
+typedef struct QuadRows {
+    const char *at;
+    int64_t rows, words, row;
+} QuadRows;
 
 /* Transposes up to one cache line (64 bytes) of columns, all rows. Whole lines are consumed at once, before
  * they are evicted: rows a power of two apart compete for the same few cache sets. */
-INLINE void turn_lines(const char *from, int64_t row, int64_t rows, int64_t words, float *to, int64_t to_row,
-                       float factor, Dtype t) {
+INLINE void transpose_lines(QuadRows from, float *to, int64_t to_row, float factor, Dtype t) {
     const int64_t step = 16 / (int64_t)dtype_bytes(t) * to_row;
     int64_t i = 0;
 #if VLEN == 16
-    for (; i + 16 <= rows; i += 16)
-        for (int64_t w = 0; w < words; w++)
-            turn_16(from + i * row + 16 * w, row, to + i + w * step, to_row, factor, t);
+    for (; i + 16 <= from.rows; i += 16)
+        for (int64_t w = 0; w < from.words; w++)
+            transpose_16(from.at + i * from.row + 16 * w, from.row, to + i + w * step, to_row, factor, t);
 #endif
 #if VLEN >= 8
-    for (; i + 8 <= rows; i += 8)
-        for (int64_t w = 0; w < words; w++)
-            turn_8(from + i * row + 16 * w, row, to + i + w * step, to_row, factor, t);
+    for (; i + 8 <= from.rows; i += 8)
+        for (int64_t w = 0; w < from.words; w++)
+            transpose_8(from.at + i * from.row + 16 * w, from.row, to + i + w * step, to_row, factor, t);
 #endif
-    for (; i + 4 <= rows; i += 4)
-        for (int64_t w = 0; w < words; w++)
-            turn_4(from + i * row + 16 * w, row, to + i + w * step, to_row, factor, t);
+    for (; i + 4 <= from.rows; i += 4)
+        for (int64_t w = 0; w < from.words; w++)
+            transpose_4(from.at + i * from.row + 16 * w, from.row, to + i + w * step, to_row, factor, t);
 }
 
 /* to[cols][rows] = from[rows][cols]^T * factor. */
-INLINE void transpose_block(const void *from, int64_t row, int64_t rows, int64_t cols, float *to,
-                            int64_t to_row, float factor, Dtype t) {
+INLINE void transpose_block(MatrixView from, float *to, int64_t to_row, float factor, Dtype t) {
     const int64_t bytes = (int64_t)dtype_bytes(t), word = 16 / bytes, line = 4 * word;
-    int64_t full_rows = rows / 4 * 4, full_cols = cols / word * word;
-    for (int64_t j = 0; j < full_cols; j += line)
-        turn_lines(tensor_at(from, j, t), row * bytes, rows, min_i64(line, full_cols - j) / word,
-                   to + j * to_row, to_row, factor, t);
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = i < full_rows ? full_cols : 0; j < cols; j++)
-            to[j * to_row + i] = tensor_get(from, i * row + j, t) * factor;
+    int64_t full_rows = from.rows / 4 * 4, full_cols = from.cols / word * word;
+    for (int64_t j = 0; j < full_cols; j += line) {
+        const QuadRows lines = {tensor_at(from.at, j, t), from.rows, min_i64(line, full_cols - j) / word,
+                                from.row * bytes};
+        transpose_lines(lines, to + j * to_row, to_row, factor, t);
+    }
+    for (int64_t i = 0; i < from.rows; i++)
+        for (int64_t j = i < full_rows ? full_cols : 0; j < from.cols; j++)
+            to[j * to_row + i] = tensor_get(from.at, i * from.row + j, t) * factor;
 }

@@ -79,8 +79,8 @@ static void say_latent(Text *out, const char *name, const void *at) {
     (void)name;
     say_number(out, "tokens", s->tokens);
     say_number(out, "heads", s->heads);
-    say_number(out, "plain", s->plain);
-    say_number(out, "turned", s->turned);
+    say_number(out, "nope", s->nope);
+    say_number(out, "rope", s->rope);
     say_number(out, "value", s->value);
 }
 static void say_route(Text *out, const char *name, const void *at) {

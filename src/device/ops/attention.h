@@ -42,13 +42,13 @@ static inline QkRows qk_rows(bool flat) {
  * elements. rope rotates the last R; those of the keys are the same for all heads. Values have V elements and
  * are padded to D with zeros, so that the attention ops serve them too. */
 typedef struct LatentShape {
-    int64_t tokens;                  /* T */
-    int heads, plain, turned, value; /* H, N, R (even), V <= N + R */
-    int64_t q_row, key_row;          /* elements between tokens, of queries and of the rotated key */
+    int64_t tokens;               /* T */
+    int heads, nope, rope, value; /* H, N, R (even), V <= N + R */
+    int64_t q_row, key_row;       /* elements between tokens, of queries and of the rotated key */
     int splits;   /* that these heads form in the gradient of the shared key, a sum over heads; 0: as 1 */
     bool partial; /* that gradient is this rank's partial sum, and fp32 */
 } LatentShape;
-static inline int64_t latent_head(LatentShape s) { return s.plain + s.turned; } /* D */
+static inline int64_t latent_head(LatentShape s) { return s.nope + s.rope; } /* D */
 static inline int latent_splits(LatentShape s) { return s.splits > 1 ? s.splits : 1; }
 
 /* Norms of queries and keys: out = raw with q and k normed, and v as it is. Either each head by itself,

@@ -151,7 +151,7 @@ typedef struct MambaForwardArgs {
 } MambaForwardArgs;
 
 /* With G_t the gradient of S_t: G_t = dy_t C_t^T + a_{t+1} G_{t+1}. carry is the G_t that one chunk
- * passes to the chunk before it; room holds each head's partial sums of the gradients of B, then C.
+ * passes to the chunk before it; scratch holds each head's partial sums of the gradients of B, then C.
  * Neither is read before it is written. */
 typedef struct MambaBackwardArgs {
     MambaShape s;
@@ -160,7 +160,7 @@ typedef struct MambaBackwardArgs {
     const float *starts;
     const void *dy; /* [T, H*P] c */
     float *carry;   /* [H, P, N] */
-    float *room;    /* [H, min(T, MAMBA_CHUNK), 2, N] */
+    float *scratch; /* [H, min(T, MAMBA_CHUNK), 2, N] */
     MambaGradients out;
     Dtype c;
 } MambaBackwardArgs;

@@ -346,8 +346,8 @@ static LatentShape heads_of(const LayerPass *w) {
     int64_t row = dim_of(w, DIM_LATENT_ALL);
     return (LatentShape){.tokens = m->tokens,
                          .heads = (int)c->num_attention_heads,
-                         .plain = (int)c->qk_nope_head_dim,
-                         .turned = (int)c->qk_rope_head_dim,
+                         .nope = (int)c->qk_nope_head_dim,
+                         .rope = (int)c->qk_rope_head_dim,
                          .value = (int)c->v_head_dim,
                          .q_row = has_latent_queries(w) ? dim_of(w, DIM_QUERY) : row,
                          .key_row = row,
@@ -375,7 +375,7 @@ static void keys_backward(const LayerPass *w, Grads grads) {
     void *const *t = w->tensors;
     LatentShape s = heads_of(w);
     s.partial = w->pass->model->tp.size > 1;
-    if (s.partial) s.key_row = s.turned;
+    if (s.partial) s.key_row = s.rope;
     if (grads & DGRAD) {
         attend_take_sums(w);
         heads_backward(w, s, s.partial ? common_key_partials(w) : common_key(w, DDOWN));

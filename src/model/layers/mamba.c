@@ -209,7 +209,7 @@ static void scan_backward(const LayerPass *w, Grads grads) {
     void *const *t = w->tensors;
     if (grads & DGRAD)
         OP(p->device, mamba_backward, .s = scan_of(w), .in = inputs_of(w), .first_key = p->batch.first_key,
-           .starts = t[STARTS], .dy = t[DY], .carry = t[CARRY], .room = t[TERMS], .out = gradients_of(w),
+           .starts = t[STARTS], .dy = t[DY], .carry = t[CARRY], .scratch = t[TERMS], .out = gradients_of(w),
            .c = p->model->compute);
 }
 

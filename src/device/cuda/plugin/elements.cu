@@ -261,21 +261,20 @@ template <typename T> INLINE float turned(const float *angles, int width, bool i
 template <typename T> __global__ void latent_forward_kernel(const LatentForwardArgs o) {
     constexpr int N = AT_ONCE<T>;
     LatentShape s = o.s;
-    int dim = s.plain + s.turned, each = s.plain + s.value;
+    int dim = s.nope + s.rope, each = s.nope + s.value;
     Place at = place_of<N>(dim);
     int64_t head = at.row % s.heads, which = at.row / s.heads % 3, t = at.row / s.heads / 3;
     if (t >= s.tokens) return;
-    const float *angles = o.cos_sin + (int64_t)o.positions[t] * s.turned;
+    const float *angles = o.cos_sin + (int64_t)o.positions[t] * s.rope;
     const T *mine = (const T *)o.own + (t * s.heads + head) * each,
             *query = (const T *)o.q + t * s.q_row + head * dim;
-    const T *copied = which == 0 ? query : which == 1 ? mine : mine + s.plain;
-    const T *pairs = which == 0 ? query + s.plain : (const T *)o.key + t * s.key_row;
-    Pack<T, N> x = load_pack<N>(copied, at.column, which == 2 ? s.value : s.plain);
+    const T *copied = which == 0 ? query : which == 1 ? mine : mine + s.nope;
+    const T *pairs = which == 0 ? query + s.nope : (const T *)o.key + t * s.key_row;
+    Pack<T, N> x = load_pack<N>(copied, at.column, which == 2 ? s.value : s.nope);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        int pair = (int)at.column + i - s.plain;
-        if (which < 2 && pair >= 0 && pair < s.turned)
-            put(x, i, turned(angles, s.turned, false, pairs, pair));
+        int pair = (int)at.column + i - s.nope;
+        if (which < 2 && pair >= 0 && pair < s.rope) put(x, i, turned(angles, s.rope, false, pairs, pair));
     }
     store_pack((T *)o.qkv + at.row * dim, at.column, dim, x);
 }
@@ -285,15 +284,15 @@ static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doub
 
 /* Element i of the gradient of the shared key: a sum over the heads' keys at `from`. */
 template <typename T> INLINE float common_sum(LatentShape s, const float *angles, const T *from, int i) {
-    int dim = s.plain + s.turned, splits = s.splits > 1 ? s.splits : 1, heads = s.heads / splits;
+    int dim = s.nope + s.rope, splits = s.splits > 1 ? s.splits : 1, heads = s.heads / splits;
     Tree<float, LEVELS> tree;
     for (int split = 0; split < splits; split++) {
         float sum[2] = {0, 0};
         for (int head = split * heads; head < (split + 1) * heads; head++) {
-            const T *pair = from + (int64_t)head * dim + s.plain + i / 2 * 2;
+            const T *pair = from + (int64_t)head * dim + s.nope + i / 2 * 2;
             sum[0] += load(pair, 0), sum[1] += load(pair, 1);
         }
-        tree.add(turned(angles + i / 2, s.turned, true, sum, i % 2));
+        tree.add(turned(angles + i / 2, s.rope, true, sum, i % 2));
     }
     return tree.sum();
 }
@@ -304,9 +303,9 @@ struct LatentParts {
     int64_t queries, own, all;
 };
 template <int N> __host__ __device__ LatentParts latent_parts(LatentShape s) {
-    int64_t queries = s.heads * (int64_t)((s.plain + s.turned + N - 1) / N),
-            own = s.heads * (int64_t)((s.plain + s.value + N - 1) / N);
-    return {queries, own, queries + own + s.turned};
+    int64_t queries = s.heads * (int64_t)((s.nope + s.rope + N - 1) / N),
+            own = s.heads * (int64_t)((s.nope + s.value + N - 1) / N);
+    return {queries, own, queries + own + s.rope};
 }
 
 template <typename T> __global__ void latent_backward_kernel(const LatentBackwardArgs o) {
@@ -315,19 +314,18 @@ template <typename T> __global__ void latent_backward_kernel(const LatentBackwar
     LatentParts parts = latent_parts<N>(s);
     int64_t t = element() / parts.all, x = element() % parts.all;
     if (t >= s.tokens) return;
-    int dim = s.plain + s.turned, each = s.plain + s.value;
+    int dim = s.nope + s.rope, each = s.nope + s.value;
     int64_t width = (int64_t)s.heads * dim;
-    const float *angles = o.cos_sin + (int64_t)o.positions[t] * s.turned;
+    const float *angles = o.cos_sin + (int64_t)o.positions[t] * s.rope;
     const T *from = (const T *)o.dqkv + t * 3 * width;
     if (x < parts.queries) {
         int64_t packs = parts.queries / s.heads, head = x / packs, column = x % packs * N;
         const T *query = from + head * dim;
-        Pack<T, N> grad = load_pack<N>(query, column, s.plain);
+        Pack<T, N> grad = load_pack<N>(query, column, s.nope);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            int pair = (int)column + i - s.plain;
-            if (pair >= 0 && pair < s.turned)
-                put(grad, i, turned(angles, s.turned, true, query + s.plain, pair));
+            int pair = (int)column + i - s.nope;
+            if (pair >= 0 && pair < s.rope) put(grad, i, turned(angles, s.rope, true, query + s.nope, pair));
         }
         store_pack((T *)o.dq + t * s.q_row + head * dim, column, dim, grad);
     } else if (x < parts.queries + parts.own) {
@@ -335,13 +333,13 @@ template <typename T> __global__ void latent_backward_kernel(const LatentBackwar
         int64_t packs = parts.own / s.heads, head = x / packs, column = x % packs * N;
         const T *key = from + width + head * dim, *value = from + 2 * width + head * dim;
         Pack<T, N> grad = {};
-        if (column >= s.plain)
-            grad = load_pack<N>(value, column - s.plain, s.value);
+        if (column >= s.nope)
+            grad = load_pack<N>(value, column - s.nope, s.value);
         else {
-            grad = load_pack<N>(key, column, s.plain);
+            grad = load_pack<N>(key, column, s.nope);
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                int64_t more = column + i - s.plain;
+                int64_t more = column + i - s.nope;
                 if (more >= 0 && more < s.value) take(grad, i, value + more);
             }
         }

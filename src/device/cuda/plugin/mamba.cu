@@ -191,7 +191,7 @@ template <typename T> __global__ void mamba_columns_kernel(const MambaBackwardAr
             rows = rows_of(s), step = 2 * s.state;
     if (head >= r.head + r.heads) return;
     int64_t column = group_at(s, head) + n;
-    float *room = o.room + head * smaller(MAMBA_CHUNK, s.tokens) * step + n;
+    float *room = o.scratch + head * smaller(MAMBA_CHUNK, s.tokens) * step + n;
     for (int64_t p = 0; p < s.head_dim; p += PER * WARP) {
         float now[PER] = {}, later[PER] = {};
 #pragma unroll
@@ -379,7 +379,7 @@ __global__ void mamba_groups_kernel(const MambaBackwardArgs o, int64_t first, in
     bool is_C = at >= wide;
     float sum = 0;
     for (int64_t head = group * heads; head < (group + 1) * heads; head++)
-        sum += o.room[((head * run + i) * 2 + is_C) * s.state + n];
+        sum += o.scratch[((head * run + i) * 2 + is_C) * s.state + n];
     store(is_C ? (T *)o.out.C : (T *)o.out.B, (first + i) * s.row + at % wide, sum);
 }
 
