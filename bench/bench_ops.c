@@ -343,9 +343,9 @@ static void products(Bench *b) {
     flops(b, "down", down, t * inter);
     flops(b, "down dX", down_dx, t * inter);
     flops(b, "down dW", down_dw, t * inter);
-    flops(b, "output, 8 leaves", output_splits, t * hidden);
-    flops(b, "gate+up dX, 8 leaves", gate_up_dx_splits, t * 2 * inter);
-    flops(b, "down, 8 leaves", down_splits, t * inter);
+    flops(b, "output, 8 splits", output_splits, t * hidden);
+    flops(b, "gate+up dX, 8 splits", gate_up_dx_splits, t * 2 * inter);
+    flops(b, "down, 8 splits", down_splits, t * inter);
     flops(b, "head", head, head_flops);
     flops(b, "head dX", head_dx, head_flops);
     flops(b, "head dW", head_dw, head_flops);
@@ -364,7 +364,7 @@ static void passes(Bench *b) {
     bytes(b, "swiglu gradient", glu_back, t * inter * e * 6);
     bytes(b, "add", add, t * hidden * e * 3);
     bytes(b, "cross-entropy", loss, rows * vocab * (4 + e));
-    bytes(b, "loss, 8 leaves", loss_splits, rows * vocab * (4 + e));
+    bytes(b, "loss, 8 splits", loss_splits, rows * vocab * (4 + e));
     bytes(b, "embedding", embed, t * hidden * e * 2);
     bytes(b, "embedding gradient", embed_back, t * hidden * (e + 8));
     bytes(b, "adamw", update, table * (28 + (b->c == DTYPE_BF16 ? 2 : 0)));

@@ -36,8 +36,8 @@ words() {
     pp) echo mesh.pp=2 ;;
     tp) echo mesh.tp=2 ;;
     cp) echo mesh.cp=2 ;;
-    one-leaves) echo numerics.tp_invariant_up_to=8 ;;
-    *) echo "bench: unknown layout \"$1\"; there are ddp, ddp-exact, fsdp-always, fsdp-never, pp, tp, cp, one-exact and one-leaves" >&2; return 2 ;;
+    one-splits) echo numerics.tp_invariant_up_to=8 ;;
+    *) echo "bench: unknown layout \"$1\"; there are ddp, ddp-exact, fsdp-always, fsdp-never, pp, tp, cp, one-exact and one-splits" >&2; return 2 ;;
     esac
 }
 

@@ -18,8 +18,8 @@ trap 'rm -f "$table"' EXIT
 for size in ${SIZES:-50M 125M 125M-16h}; do
     case $size in
     125M) layouts="tp cp" ;;
-    125M-16h) layouts="one-leaves" ;;
-    *) layouts="tp cp one-leaves" ;;
+    125M-16h) layouts="one-splits" ;;
+    *) layouts="tp cp one-splits" ;;
     esac
     echo "$size, context $CONTEXT, $TOKENS tokens a step, microbatches of $MICROBATCH"
     SIZE=$size LAYOUTS=$layouts BANDWIDTH=no bench/ranks.sh >/dev/null 2>"$table" || { cat "$table" >&2; exit 1; }

@@ -69,7 +69,7 @@ mutant "tokens fetched that are not added" embedding.cu 's/a < AHEAD; a\+\+\)$/a
 mutant "a NaN that keeps its bits" optimizers.cu 's/return 0x7fc0;/return (uint16_t)(u >> 16 | 0x40);/' $(op test_state_ends)
 mutant "a tail of one less" packs.cuh@elements.cu 's/if \(first \+ i < end\) give/if (first + i + 1 < end) give/' $(op test_elements)
 mutant "a tail whose last element is not read" packs.cuh@elements.cu 's/if \(first \+ i < end\) take/if (first + i + 1 < end) take/' $(op test_elements)
-mutant "a pack taken at once wherever it lies" packs.cuh@elements.cu 's/ \&\& \(uintptr_t\).*== 0;/;/' $(op test_odd_places)
+mutant "a pack taken at once wherever it lies" packs.cuh@elements.cu 's/ \&\& \(uintptr_t\).*== 0;/;/' $(op test_odd_offsets)
 says "an access that does not begin at a multiple of its size"
 mutant "zeros behind a row that count" norms.cu 's/first \+ i < n \? get\(here, i\) - mean : 0/get(here, i) - mean/' $(op test_norm)
 mutant "a tile of rows that is fetched for another" norms.cu 's/int64_t next = row \+ step/int64_t next = row/' $(op test_norm)

@@ -848,12 +848,12 @@ static void check_qk_splits(Device *d, AttentionShape s, NormKind kind, Dtype c)
     QkRows rows = {true, splits, s.tokens, nq, nk, sums[0], sums[1]};
     RUN(d, qk_norm_forward, s, rows, kind, 1e-5f, raw, wq, wk, out, c);
     OP(&reference, qk_norm_forward, s, qk_rows(true), kind, 1e-5f, raw, wq, wk, want, c);
-    assert_near("qk_norm by leaves", d, out, want, n, c);
+    assert_near("qk_norm by splits", d, out, want, n, c);
     RUN(d, qk_norm_backward, s, rows, kind, 1e-5f, raw, wq, wk, grad, dw, dk, 1, c);
     OP(&reference, qk_norm_backward, s, qk_rows(true), kind, 1e-5f, raw, wq, wk, grad2, dw2, dk2, 1, c);
-    assert_sums("qk_norm gradient by leaves", d, grad, grad2, n, c, (double)nq, 2);
-    assert_sums("qk_norm dwq by leaves", d, dw, dw2, nq, DTYPE_F32, (double)s.tokens, 2);
-    assert_sums("qk_norm dwk by leaves", d, dk, dk2, nk, DTYPE_F32, (double)s.tokens, 2);
+    assert_sums("qk_norm gradient by splits", d, grad, grad2, n, c, (double)nq, 2);
+    assert_sums("qk_norm dwq by splits", d, dw, dw2, nq, DTYPE_F32, (double)s.tokens, 2);
+    assert_sums("qk_norm dwk by splits", d, dk, dk2, nk, DTYPE_F32, (double)s.tokens, 2);
     drop_all();
 }
 
@@ -1501,7 +1501,7 @@ static void check_nan_route(Device *d, Dtype c) {
     (void)c;
     RouteShape s = {.tokens = 3, .sequence = 3, .experts = 4, .chosen = 2};
     Routes r = new_routes(s);
-    int64_t sevens[4] = {7, 7, 7, 7}, *counts = PLACED(sevens);
+    int64_t sevens[4] = {7, 7, 7, 7}, *counts = COPY_OF(sevens);
     static const float logits[12] = {NAN, 1, NAN, 2, NAN, NAN, NAN, NAN, 1, NAN, NAN, NAN};
     static const int32_t chosen[6] = {1, 3, 0, 1, 0, 1};
     memcpy(r.scores, logits, sizeof logits);
@@ -1667,7 +1667,7 @@ static void check_cross_entropy_shape(Device *d, int64_t rows, int64_t vocab, fl
     float *loss = tensor(rows, DTYPE_F32), *loss2 = tensor(rows, DTYPE_F32),
           *z_loss = tensor(rows, DTYPE_F32), *z_loss2 = tensor(rows, DTYPE_F32);
     double share = 1 + 2 * (double)z * 21; /* logsumexp is below 12 + log 9001 */
-    const float eighth = 0.125f, *scale = PLACED(eighth);
+    const float eighth = 0.125f, *scale = COPY_OF(eighth);
     OP(&reference, cross_entropy, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY, scale, cap, z,
        loss2, z_loss2, grad2, grad_type);
     RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY, scale, cap, z, loss,
@@ -1705,7 +1705,7 @@ static void check_nan_loss(Device *d, Dtype c) {
     for (int64_t at = 0; at < 100; at += 33) {
         void *logits = random_tensor(100, c, -1, 1), *grad = tensor(100, c);
         const float one = 1;
-        float *loss = PLACED(one), *scale = PLACED(one);
+        float *loss = COPY_OF(one), *scale = COPY_OF(one);
         int32_t *target = random_ints(1, 100);
         tensor_set(logits, at, c, NAN);
         RUN(d, cross_entropy, 1, 100, logits, c, target, WHOLE_VOCABULARY, scale, 0, 0, loss, NULL, grad, c);
@@ -1721,7 +1721,7 @@ static void check_loss_sum(Device *d, Dtype c) {
     if (c == DTYPE_BF16) return;
     LossSum so_far = {.nonfinite = 0}, want = {.nonfinite = 0};
     EACH(n, counts) {
-        LossSum *got = PLACED(so_far);
+        LossSum *got = COPY_OF(so_far);
         float *losses = random_tensor(*n + 1, DTYPE_F32, 0, 20);
         if (*n > 3) losses[1] = NAN, losses[*n - 1] = INFINITY;
         RUN(d, loss_sum, *n, losses, got);
@@ -1802,7 +1802,7 @@ static void do_matrix_update(Device *d, bool nesterov, const Trainee *t) {
     Muon o = {.momentum = 0.9f, .weight_decay = 0.1f, .scale = 3, .nesterov = nesterov};
     MatrixShape row = {1, t->n, t->n};
     float *x = tensor(t->n, DTYPE_F32);
-    const OptimizerStep *step = PLACED(one_step);
+    const OptimizerStep *step = COPY_OF(one_step);
     RUN(d, muon_momentum, row, o, t->store, step, t->g, t->m, x);
     RUN(d, average, t->n, step, t->p, x);
     RUN(d, muon_apply, row, o, step, x, t->p, t->copy);
@@ -1810,7 +1810,7 @@ static void do_matrix_update(Device *d, bool nesterov, const Trainee *t) {
 
 static void do_update(Device *d, int variant, const Trainee *t) {
     Sgd o = {.momentum = 0.9f, .weight_decay = 0.1f};
-    const OptimizerStep *step = PLACED(one_step);
+    const OptimizerStep *step = COPY_OF(one_step);
     o.nesterov = variant == 3;
     if (variant >= UPDATES)
         do_matrix_update(d, variant > UPDATES, t);
@@ -1853,9 +1853,9 @@ static void check_muon(Device *d, Dtype c) {
             StateStore store = {(Dtype)type, 77, 23};
             Trainee t = trainee(room, store, c == DTYPE_BF16), want = twin_of(&t);
             float *x = tensor(n, DTYPE_F32), *y = tensor(n, DTYPE_F32);
-            const OptimizerStep *step = PLACED(one_step);
+            const OptimizerStep *step = COPY_OF(one_step);
             double unit = 1;
-            GradStats *squares = room_for(sizeof *squares);
+            GradStats *squares = take_exactly(sizeof *squares);
             if (t.copy) memset(t.copy, 0, (size_t)room * 2), memset(want.copy, 0, (size_t)room * 2);
             RUN(d, muon_momentum, s, o, store, step, t.g, t.m, x);
             RUN(&reference, muon_momentum, s, o, store, step, want.g, want.m, y);
@@ -1943,7 +1943,7 @@ static void follow_formula(Device *d, int variant) {
             exact_step(&exact[i], variant, (double)t.g[i], step);
         }
         if (variant == 0)
-            RUN(d, adamw, N, adamw_settings, t.store, PLACED(now), t.p, t.g, t.m, t.v, NULL);
+            RUN(d, adamw, N, adamw_settings, t.store, COPY_OF(now), t.p, t.g, t.m, t.v, NULL);
         else
             do_update(d, variant, &t);
     }
@@ -1970,7 +1970,8 @@ static void round_states(Device *d, const float *numbers, int64_t n, uint64_t st
     memset(p, 0, (size_t)n * sizeof *p);
     memset(out, 0, (size_t)n * sizeof *out);
     OptimizerStep now = {.grad_scale = 1, .number = step};
-    RUN(d, sgd, n, (Sgd){.momentum = 0}, (StateStore){DTYPE_BF16, 31, 7}, PLACED(now), p, numbers, out, NULL);
+    RUN(d, sgd, n, (Sgd){.momentum = 0}, (StateStore){DTYPE_BF16, 31, 7}, COPY_OF(now), p, numbers, out,
+        NULL);
 }
 
 static void check_unbiased(Device *d, Dtype c) {
@@ -2054,8 +2055,8 @@ static float *draw_gradient(int64_t n, int range) {
 }
 
 static void compare_stats(Device *d, int64_t n, const float *g, double p, double unit) {
-    GradStats *got = room_for(sizeof *got), want;
-    RUN(d, grad_stats, n, g, p, PLACED(unit), got);
+    GradStats *got = take_exactly(sizeof *got), want;
+    RUN(d, grad_stats, n, g, p, COPY_OF(unit), got);
     OP(&reference, grad_stats, n, g, p, &unit, &want);
     assert_int_equal(got->nonfinite, want.nonfinite);
     assert_int_equal(got->first_nonfinite, want.first_nonfinite);
@@ -2136,7 +2137,7 @@ static void test_sum_parts(void **state) {
 static void check_fixed_add(Device *d, int64_t n, const float *g, double limit) {
     int64_t *acc = random_longs(n), *want = copy_of(acc, 2 * n, DTYPE_F32);
     for (int64_t i = 0; i < n; i++) acc[i] = want[i] >>= 2;
-    FixedRefusals expected = {0}, *got = PLACED(expected); /* the second op adds to the first */
+    FixedRefusals expected = {0}, *got = COPY_OF(expected); /* the second op adds to the first */
     for (int set = 0; set < 2; set++) {
         RUN(d, fixed_add, n, g, acc, set, limit, got);
         OP(&reference, fixed_add, n, g, want, set, limit, &expected);
@@ -2208,7 +2209,7 @@ static void test_stats(void **state) { (void)state, on_all(check_stats), on_all(
 
 /* Tensors at unaligned addresses: GPU kernels that use vector accesses elsewhere process single elements
  * here, with the same bits. */
-static void test_odd_places(void **state) {
+static void test_odd_offsets(void **state) {
     static void (*const checks[])(Device *, Dtype) = {
         check_embed,   check_bias,       check_elements,      check_norm,      check_qk_norm,
         check_rope,    check_gated_norm, check_conv,          check_scan,      check_activation,
@@ -2216,10 +2217,10 @@ static void test_odd_places(void **state) {
         check_muon,    check_quintic,    check_stats,         check_sum_parts, check_fixed};
     (void)state;
     if (!only || strcmp(only, CUDA) != 0) skip();
-    odd_places = true;
+    odd_offsets = true;
     setenv("TEST_TOKENS", "17", 0);
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) on_all(checks[i]);
-    odd_places = false;
+    odd_offsets = false;
 }
 
 /* ---- the reference itself: gradients against differences ---- */
@@ -2987,7 +2988,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_narrow),
         cmocka_unit_test(test_grids),
-        cmocka_unit_test(test_odd_places),
+        cmocka_unit_test(test_odd_offsets),
         cmocka_unit_test(test_peak_waits),
     };
     return cmocka_run_group_tests(tests, open_reference, NULL);

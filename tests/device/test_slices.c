@@ -204,7 +204,7 @@ static void check_skipped(Device *d, const Operands *o, const Inner *in, int fir
     float *c = tensor(o->m * o->n, DTYPE_F32);
     RUN(d, gemm, o->form->trans_a, o->form->trans_b, o->m, o->n, o->k, o->a, o->b, o->type, c, DTYPE_F32,
         o->n, false, l);
-    assert_box(d, "leaves among others'", partial_product(d, o, in, first, count), o->n, 0, 0, c, o->m, o->n,
+    assert_box(d, "splits among others'", partial_product(d, o, in, first, count), o->n, 0, 0, c, o->m, o->n,
                DTYPE_F32);
 }
 
@@ -227,7 +227,7 @@ static void check_inner(Device *d, const Form *form, const Inner *in, Dtype type
     RUN(d, gemm, form->trans_a, form->trans_b, o.m, o.n, o.k, o.a, o.b, type, whole, c_type, o.n, false,
         splits_here(in));
     for (int i = 0; i < DEGREES; i++)
-        assert_box(d, "leaves of a product", whole, o.n, 0, 0, product_on_ranks(d, &o, in, degrees[i]), o.m,
+        assert_box(d, "splits of a product", whole, o.n, 0, 0, product_on_ranks(d, &o, in, degrees[i]), o.m,
                    o.n, c_type);
     check_skipped(d, &o, in, 2, 4);
     check_skipped(d, &o, in, SPLITS - 1, 1);
@@ -237,7 +237,7 @@ static void check_inner(Device *d, const Form *form, const Inner *in, Dtype type
         memcpy(c, o.c, (size_t)(o.m * o.n) * sizeof *c);
         RUN(d, gemm, form->trans_a, form->trans_b, o.m, o.n, o.k, o.a, o.b, type, c, DTYPE_F32, o.n, true,
             splits_here(in));
-        assert_box(d, "leaves added to C", want, o.n, 0, 0, c, o.m, o.n, DTYPE_F32);
+        assert_box(d, "splits added to C", want, o.n, 0, 0, c, o.m, o.n, DTYPE_F32);
         Inner moved = *in;
         moved.split_size[0]++;
         RUN(d, gemm, form->trans_a, form->trans_b, o.m, o.n, o.k, o.a, o.b, type, c, DTYPE_F32, o.n, false,
@@ -377,7 +377,7 @@ static void check_expert_products(Device *d, Dtype c) {
         }
         assert_false(same_box(whole, n, 0, 1, expert_outputs(d, &o, 2, 9), EXPERT_ROWS, 9, DTYPE_F32));
         for (int split = 0; split < SPLITS; split += SPLITS - 1)
-            assert_box(d, "a leaf of experts", split_among_others(d, &o, in, split), n, 0, 0,
+            assert_box(d, "a split of experts", split_among_others(d, &o, in, split), n, 0, 0,
                        split_alone(d, &o, in, split), EXPERT_ROWS, n, DTYPE_F32);
         assert_false(same_box(split_among_others(d, &o, in, 2), n, 0, 0, split_alone(d, &o, in, 3),
                               EXPERT_ROWS, n, DTYPE_F32));
@@ -419,7 +419,7 @@ static void check_weights_of_experts(Device *d, Dtype c) {
                            each * *split_size, c);
             }
             RUN(d, sum_parts, EXPERT_ROWS, ranks, parts, sum);
-            assert_box(d, "leaves of a weight", whole, 1, 0, 0, sum, EXPERT_ROWS, 1, DTYPE_F32);
+            assert_box(d, "splits of a weight", whole, 1, 0, 0, sum, EXPERT_ROWS, 1, DTYPE_F32);
         }
         float *moved = weighed(d, act, dact, weights, *split_size, 1, SPLITS - 1, c, &own);
         assert_false(same_box(whole, 1, 0, 0, moved, EXPERT_ROWS, 1, DTYPE_F32));
@@ -491,7 +491,7 @@ static void check_weights_of_inputs(Device *d, Dtype c) {
             for (int r = 0; r < ranks; r++)
                 parts[r] = input_weights(d, y, dy, weights, *split_size, r * each, each, c);
             RUN(d, sum_parts, EXPERT_ROWS, ranks, parts, sum);
-            assert_box(d, "leaves of an input's weight", whole, 1, 0, 0, sum, EXPERT_ROWS, 1, DTYPE_F32);
+            assert_box(d, "splits of an input's weight", whole, 1, 0, 0, sum, EXPERT_ROWS, 1, DTYPE_F32);
         }
         float *moved = input_weights(d, y, dy, weights, *split_size, 1, SPLITS - 1, c);
         assert_false(same_box(whole, 1, 0, 0, moved, EXPERT_ROWS, 1, DTYPE_F32));
@@ -719,9 +719,9 @@ static void check_rows_of(Device *d, AttentionShape s, int n, int r, QkRows rows
     const float *wq = w[0] + r * q, *wk = w[1] + key;
     KSplit l = row_splits(s, rows.splits, n, r);
     RUN(d, qk_norm_sums, part, l, NORM_RMS, raw2, wq, wk, NULL, sums, c);
-    assert_bits("squares of a rank's leaves", d, sums, rows.squares + r * mine, mine, DTYPE_F32);
+    assert_bits("squares of a rank's splits", d, sums, rows.squares + r * mine, mine, DTYPE_F32);
     RUN(d, qk_norm_sums, part, l, NORM_RMS, raw2, wq, wk, grad, sums, c);
-    assert_bits("products of a rank's leaves", d, sums, rows.products + r * mine, mine, DTYPE_F32);
+    assert_bits("products of a rank's splits", d, sums, rows.products + r * mine, mine, DTYPE_F32);
     RUN(d, qk_norm_forward, part, rows, NORM_RMS, 1e-5f, raw2, wq, wk, out, c);
     assert_columns(d, "norm of rows", want[0], t, wide, &in, out, c);
     RUN(d, qk_norm_backward, part, rows, NORM_RMS, 1e-5f, raw2, wq, wk, grad, dq, dk, 1, c);
@@ -1191,7 +1191,7 @@ static LossRecord *all_records(Device *d, const Loss *l, int ranks, int64_t spli
 static void check_loss_on(Device *d, const Loss *l, int ranks) {
     int64_t each = SPLITS / ranks;
     const LossRecord *records = all_records(d, l, ranks, VOCAB_SPLIT_SIZE);
-    const float eighth = 0.125f, *scale = PLACED(eighth);
+    const float eighth = 0.125f, *scale = COPY_OF(eighth);
     for (int64_t r = 0; r < ranks; r++) {
         int64_t first = r * each * VOCAB_SPLIT_SIZE,
                 count = min_i64(VOCAB, first + each * VOCAB_SPLIT_SIZE) - first;
@@ -1215,7 +1215,7 @@ static void check_loss_types(Device *d, Dtype type, Dtype grad_type) {
               .loss = tensor(ROWS, DTYPE_F32),
               .z_loss = tensor(ROWS, DTYPE_F32),
               .grad = tensor(ROWS * VOCAB, grad_type)};
-    const float eighth = 0.125f, *scale = PLACED(eighth);
+    const float eighth = 0.125f, *scale = COPY_OF(eighth);
     l.targets[1] = -1, l.targets[2] = 0, l.targets[3] = VOCAB - 1, l.targets[4] = VOCAB_SPLIT_SIZE;
     RUN(d, cross_entropy, ROWS, VOCAB, l.logits, type, l.targets,
         (VocabSplit){.split_size = VOCAB_SPLIT_SIZE}, scale, 0, 0.25f, l.loss, l.z_loss, l.grad, grad_type);

@@ -23,7 +23,7 @@ static int kept_count;
 
 /* Whether tensors start off multiples of 16 bytes: one element later in bf16; two in fp32, so that memory for
  * 64-bit integers stays aligned. */
-static bool odd_places;
+static bool odd_offsets;
 
 /* The GPU whose pinned host memory holds all tensors, which it accesses by CUDA's unified addresses; NULL:
  * ordinary memory. In tests/cuda_sim/races.cpp kernels read only such memory. */
@@ -42,7 +42,7 @@ static inline void give_memory(void *p) {
 }
 
 /* Exactly this many bytes, so that the address sanitizer detects every overrun. Freed by drop_all. */
-static inline void *room_for(size_t bytes) {
+static inline void *take_exactly(size_t bytes) {
     assert_true(kept_count < KEPT);
     kept[kept_count] = take_memory(bytes);
     memset(kept[kept_count], 0x7f, bytes);
@@ -50,12 +50,12 @@ static inline void *room_for(size_t bytes) {
 }
 
 static inline void *tensor(int64_t n, Dtype t) {
-    size_t before = !odd_places ? 0 : t == DTYPE_F32 ? 8 : 2;
-    return (char *)room_for(before + (size_t)n * dtype_bytes(t)) + before;
+    size_t before = !odd_offsets ? 0 : t == DTYPE_F32 ? 8 : 2;
+    return (char *)take_exactly(before + (size_t)n * dtype_bytes(t)) + before;
 }
 
 /* A copy in tensor memory of a host value, for an op's parameters and accumulators. */
-#define PLACED(value) memcpy(room_for(sizeof(value)), &(value), sizeof(value))
+#define COPY_OF(value) memcpy(take_exactly(sizeof(value)), &(value), sizeof(value))
 
 static inline void drop_all(void) {
     while (kept_count > 0) give_memory(kept[--kept_count]);
