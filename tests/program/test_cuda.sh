@@ -19,6 +19,15 @@ END
 
 # ---- without a GPU ----
 
+# CMake's own words are in upper case; a word that is none of the three is not taken as another.
+if command -v cmake >/dev/null; then
+    for word in off OFF Off; do
+        cmake -DWEFT_CUDA=$word -P "$WEFT_SOURCE_DIR/src/device/cuda/CMakeLists.txt" >configured 2>&1 || fail "-DWEFT_CUDA=$word: $(cat configured)"
+        grep -q "is not built: -DWEFT_CUDA=auto builds it" configured || fail "-DWEFT_CUDA=$word would build the plugin: $(cat configured)"
+    done
+    cmake -DWEFT_CUDA=maybe -P "$WEFT_SOURCE_DIR/src/device/cuda/CMakeLists.txt" >configured 2>&1 && fail "-DWEFT_CUDA=maybe is accepted"
+    grep -q 'WEFT_CUDA is "maybe": expected auto, on or off' configured || fail "-DWEFT_CUDA=maybe: $(cat configured)"
+fi
 export WEFT_CUDA=$directory/no-such-plugin.so
 expect_alone 69 train run.yaml run.device=cuda run.dir=none
 has err "no-such-plugin.so"
