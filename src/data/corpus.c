@@ -219,6 +219,7 @@ void corpus_close(CorpusReader *r) {
     free(r->buffer);
     free(r);
 }
+    r->check.recoded = recoder_needed(file->encoding);
 
 /* Position of the first byte that was not returned. Bytes that were read ahead do not count, so a build that
  * resumes there misses nothing. */

@@ -163,6 +163,12 @@ static ErrorCode read_plain(Input *input, char *out, size_t capacity, size_t *go
     return first ? check_content(input, out, *got, err) : OK;
 }
 
+static ErrorCode check_encoding(const Input *input, size_t count, Error *err) {
+    const char *doubt = recoder_doubt(input->encoding, input->foreign, count);
+    if (!doubt) return OK;
+    return error_set(err, ERR_DATA, "%s: not in the encoding of the source: %s", input->file.path, doubt);
+}
+
 /* More text from the recoder; none at the end of the file. */
 static ErrorCode recode(Input *input, Error *err) {
     size_t got = 1, at = 0;
@@ -170,6 +176,7 @@ static ErrorCode recode(Input *input, Error *err) {
     input->text_at = 0;
     while (input->text.length == 0 && got > 0) {
         TRY(read_plain(input, input->foreign, RAW_BYTES, &got, err));
+        if (input->read == 0) TRY(check_encoding(input, got, err));
         const char *wrong = got > 0 ? recoder_add(&input->recoder, input->foreign, got, &input->text, &at)
                                     : recoder_end(&input->recoder);
         if (wrong)

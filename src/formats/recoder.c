@@ -1,5 +1,7 @@
 #include "formats/recoder.h"
 
+#include <string.h>
+
 #include "tokenizer/utf8.h"
 
 /* Characters of bytes 80 to 9f; the five that are not assigned keep their number, as in browsers. */
@@ -10,6 +12,38 @@ static const uint16_t windows_1252[32] = {0x20ac, 0x0081, 0x201a, 0x0192, 0x201e
 
 bool recoder_needed(TextEncoding encoding) {
     return encoding == ENCODING_LATIN1 || encoding == ENCODING_WINDOWS_1252 || encoding == ENCODING_UTF16;
+}
+
+/* Spaces and ends of lines tell the order of bytes: in the wrong order they are characters that hardly occur
+ * (U+2000, U+0A00). A text without them is mostly ASCII, or its order is not known. `count` is even. */
+static bool is_big_endian(const unsigned char *bytes, size_t count) {
+    size_t nuls[2] = {0}, blanks[2] = {0};
+    for (size_t i = 0; i < count; i++) {
+        unsigned char other = bytes[i ^ 1];
+        if (bytes[i] != 0) continue;
+        nuls[i % 2]++;
+        blanks[i % 2] += other == ' ' || other == '\n';
+    }
+    if (blanks[0] != blanks[1]) return blanks[0] > blanks[1];
+    return nuls[0] > nuls[1] && nuls[0] > count / 4;
+}
+
+static bool has_utf16_mark(const char *bytes, size_t count) {
+    return count >= 2 && (memcmp(bytes, "\xff\xfe", 2) == 0 || memcmp(bytes, "\xfe\xff", 2) == 0);
+}
+
+const char *recoder_doubt(TextEncoding encoding, const char *bytes, size_t count) {
+    enum { LOOK = 4096, CUT = 3 }; /* bytes, of which the last may be a part of a character */
+    if (count >= 3 && memcmp(bytes, "\xef\xbb\xbf", 3) == 0)
+        return "it begins with the mark of UTF-8: leave encoding out";
+    if (encoding != ENCODING_UTF16 || count == 0 || has_utf16_mark(bytes, count)) return NULL;
+    size_t look = count < LOOK ? count : LOOK, valid = utf8_valid_run(bytes, look);
+    if (valid + (look == LOOK ? CUT : 0) >= look && !memchr(bytes, 0, look))
+        return "it has no mark of UTF-16, and is valid UTF-8: leave encoding out";
+    return is_big_endian((const unsigned char *)bytes, look / 2 * 2)
+               ? "it looks like UTF-16 with the upper byte first, and has no mark that says so: convert it "
+                 "with: iconv -f UTF-16BE -t UTF-8"
+               : NULL;
 }
 
 static void add_bytes(const Recoder *r, const unsigned char *bytes, size_t count, Text *out) {

@@ -10,7 +10,8 @@
 #include "base/text.h"
 
 /* Encoding of a text file. BYTES: any bytes, unchecked. LATIN1: each byte is the character of its number.
- * UTF16: a mark at the beginning tells the order of bytes; without one, the lower comes first. */
+ * UTF16: a mark at the beginning tells the order of bytes; without one, the lower comes first, and what looks
+ * like another order or like UTF-8 is refused. */
 #define TEXT_ENCODINGS(X)         \
     X(ENCODING_UTF8, "utf-8")     \
     X(ENCODING_BYTES, "bytes")    \
@@ -26,6 +27,8 @@ typedef struct Recoder {
 } Recoder;
 
 bool recoder_needed(TextEncoding encoding);
+/* What shows at the beginning of a file that it is in another encoding, or NULL. */
+const char *recoder_doubt(TextEncoding encoding, const char *bytes, size_t count);
 /* Appends bytes[0, count) as UTF-8. Returns NULL, or what is wrong; *at is the index of the byte behind. */
 const char *recoder_add(Recoder *r, const char *bytes, size_t count, Text *out, size_t *at);
 /* NULL, or what is wrong with the end of the file. */

@@ -57,8 +57,9 @@ ErrorCode text_check_judge(const TextCheck *c, const char *path, bool end, Error
     char shown[400];
     error_escape(shown, sizeof shown, path, strlen(path));
     if (c->nuls > 0)
-        return error_set(err, ERR_DATA, "%s: not text: byte %llu is NUL%s; " FILE_ANY_BYTES, shown,
-                         (unsigned long long)c->first_nul + 1, guess(c));
+        return error_set(err, ERR_DATA, "%s: not text: byte %llu %sis NUL%s; " FILE_ANY_BYTES, shown,
+                         (unsigned long long)c->first_nul + 1, c->recoded ? "of its text as UTF-8 " : "",
+                         c->recoded ? "" : guess(c));
     if ((!end && c->bytes < ENOUGH_BYTES) || c->invalid <= c->bytes / ONE_IN) return OK;
     return error_set(
         err, ERR_DATA,

@@ -11,6 +11,7 @@
 
 typedef struct TextCheck {
     bool nul_is_text;        /* NULs are not counted */
+    bool recoded;            /* the bytes are not the file's own (formats/recoder.h) */
     uint64_t begin;          /* offset of the first byte in the file */
     uint64_t bytes, invalid; /* invalid: not part of a UTF-8 character */
     uint64_t nuls, first_nul;

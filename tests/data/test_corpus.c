@@ -452,7 +452,8 @@ static void test_encodings(void **state) {
     (void)state;
     static const char utf8[] = "\xc3\xa4 \xe2\x82\xac\n\xf0\x9f\x99\x82 z\n", latin[] = "\xe4 \x80\n\xff",
                       little[] = "\xff\xfe\xe4\0 \0\xac\x20\n\0\x3d\xd8\x42\xde \0z\0\n\0",
-                      big[] = "\xfe\xff\0\xe4\0 \x20\xac\0\n\xd8\x3d\xde\x42\0 \0z\0\n";
+                      big[] = "\xfe\xff\0\xe4\0 \x20\xac\0\n\xd8\x3d\xde\x42\0 \0z\0\n",
+                      han[] = "\0\x4e\0\x4e\n\0\0\x30"; /* characters whose lower byte is zero */
     files_gzip("wide.txt.gz", little, sizeof little - 1, SIZE_MAX);
     const struct {
         const char *path, *text;
@@ -488,12 +489,20 @@ static void test_bad_utf16(void **state) {
                {"a\0\x3d\xd8", 4, "it ends in the middle"},
                {"a\0\x3d\xd8z\0", 6, "near byte 6: the first half of a character without its second"},
                {"\x42\xde", 2, "near byte 2: the second half of a character without its first"},
-               {"a\0\0\0", 4, "not text: byte 2 is NUL"}};
+               {"a\0\0\0", 4, "not text: byte 2 of its text as UTF-8 is NUL; if its bytes"},
+               {"\xff\xfe\0\0z\0\n\0", 8, "UTF-32"},
+               {"plain ASCII\n", 12, "it has no mark of UTF-16, and is valid UTF-8: leave encoding out"},
+               {"\xef\xbb\xbfz", 4, "it begins with the mark of UTF-8: leave encoding out"},
+               {"\0a\0 \0b\0\n", 8, "looks like UTF-16 with the upper byte first"},
+               {"\0[\0{\0}\0]", 8, "iconv -f UTF-16BE -t UTF-8"},
+               {"\x04\x30\0 \x04\x31", 6, "looks like UTF-16 with the upper byte first"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         CorpusFile file = {.path = files_write("bad.txt", bad[i].bytes, bad[i].length),
                            .encoding = ENCODING_UTF16};
         Documents got;
         Error err;
+        {files_write("han.txt", han, sizeof han - 1), "\xe4\xb8\x80\xe4\xb8\x80\n\xe3\x80\x80",
+         ENCODING_UTF16},
         assert_int_equal(collect(&file, NULL, &got, &err), ERR_DATA);
         if (!strstr(err.message, bad[i].words)) fail_msg("%s", err.message);
         text_free(&got.all);
@@ -511,6 +520,20 @@ static void test_any_bytes(void **state) {
                            .split = SPLIT_FILE,
                            .key = NULL,
                            .encoding = ENCODING_BYTES};
+static void test_marked_as_utf8(void **state) {
+    (void)state;
+    static const TextEncoding encodings[] = {ENCODING_LATIN1, ENCODING_WINDOWS_1252};
+    for (size_t i = 0; i < 2; i++) {
+        CorpusFile file = {.path = files_text("mark.txt", "\xef\xbb\xbf\xc3\xa4"), .encoding = encodings[i]};
+        Documents got;
+        Error err;
+        assert_int_equal(collect(&file, NULL, &got, &err), ERR_DATA);
+        if (!strstr(err.message, "it begins with the mark of UTF-8: leave encoding out"))
+            fail_msg("%s", err.message);
+        text_free(&got.all);
+    }
+}
+
         Documents got;
         ErrorCode code = collect(&file, NULL, &got, &err);
         if (code == OK) assert_int_equal(got.all.length, length);
@@ -721,3 +744,4 @@ int main(void) {
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
+        cmocka_unit_test(test_marked_as_utf8),

@@ -65,6 +65,11 @@ refused 65 "give the source encoding: utf-16" tokenize run.yaml 'data.sources=[m
 printf 'caf\351 ' >old.txt
 refused 65 "give the source its encoding (windows-1252" tokenize run.yaml 'data.sources=[old.txt]'
 exits 0 tokenize run.yaml 'data.sources=[{path: old.txt, encoding: windows-1252}]'
+refused 65 "text.txt: not in the encoding of the source: it has no mark of UTF-16, and is valid UTF-8" tokenize run.yaml 'data.sources=[{path: text.txt, encoding: utf-16}]'
+iconv -f UTF-8 -t UTF-16BE text.txt | gzip >big.txt.gz
+refused 65 "iconv -f UTF-16BE -t UTF-8" tokenize run.yaml 'data.sources=[{path: big.txt.gz, encoding: utf-16}]'
+{ printf '\xef\xbb\xbf' && cat text.txt; } >mark.txt
+refused 65 "it begins with the mark of UTF-8: leave encoding out" tokenize run.yaml 'data.sources=[{path: mark.txt, encoding: windows-1252}]'
 touch some.parquet
 refused 78 "some.parquet: the key encoding belongs to text and JSON" tokenize run.yaml 'data.sources=[{path: some.parquet, encoding: utf-16}]'
 
