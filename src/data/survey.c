@@ -184,13 +184,13 @@ static void sample_ids(Reading *r, const int32_t *ids, size_t count) {
 /* Only the tokenizer knows which text the ids stand for. */
 static ErrorCode add_ids(Reading *r, const CorpusChunk *chunk) {
     const int32_t *ids = (const int32_t *)(const void *)chunk->bytes;
-    size_t count = chunk->length / sizeof *ids, bytes;
+    size_t count = chunk->length / sizeof *ids;
     if (chunk->starts) begin_document(r);
     sha256_add(r->hash, ids, chunk->length);
     sample_ids(r, ids, count);
     r->tokens += count;
     for (size_t i = 0; r->o->tokenizer && i < count; i++)
-        if (tokenizer_token_bytes(r->o->tokenizer, ids[i], &bytes)) r->bytes += bytes;
+        r->bytes += tokenizer_text_bytes(r->o->tokenizer, ids[i]);
     if (chunk->ends) end_document(r, r->o->tokenizer != NULL);
     return OK;
 }

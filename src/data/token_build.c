@@ -394,12 +394,12 @@ static ErrorCode encode_conversation(const TokenBuild *b, Job *job, const Record
 /* Ids that are there already, checked by their reader. BOS and EOS are among them, or they are not wanted.
  * The text is what the ids stand for, so that its bytes are known. */
 static ErrorCode copy_ids(const TokenBuild *b, Job *job, const Record *record) {
-    size_t count = record->length / sizeof(int32_t), first = job->ids.count, bytes;
+    size_t count = record->length / sizeof(int32_t), first = job->ids.count;
     token_list_reserve(&job->ids, count);
     memcpy(job->ids.ids + first, job->raw.data + record->offset, record->length);
     job->ids.count += count;
     for (size_t i = first; i < job->ids.count; i++)
-        if (tokenizer_token_bytes(b->tokenizer, job->ids.ids[i], &bytes)) job->text_bytes += bytes;
+        job->text_bytes += tokenizer_text_bytes(b->tokenizer, job->ids.ids[i]);
     if (record->ends) document_ends_add(&job->ends, job->ids.count);
     return OK;
 }

@@ -15,17 +15,10 @@
 
 enum { PREFETCH = 2 };
 
-/* Bytes of text that the targets stand for. Bits per byte can compare models with different tokenizers.
- * Control tokens (begin, end, turns) are not text. */
+/* Bytes of text that the targets stand for. Bits per byte can compare models with different tokenizers. */
 static int64_t target_bytes(const Tokenizer *t, const Batch *b) {
     int64_t sum = 0;
-    for (int64_t i = 0; i < b->tokens; i++) {
-        int32_t id = b->targets[i];
-        size_t length;
-        if (id < 0 || id == tokenizer_bos(t) || id == tokenizer_eos(t) || tokenizer_is_special(t, id))
-            continue;
-        if (tokenizer_token_bytes(t, id, &length)) sum += (int64_t)length;
-    }
+    for (int64_t i = 0; i < b->tokens; i++) sum += (int64_t)tokenizer_text_bytes(t, b->targets[i]);
     return sum;
 }
 

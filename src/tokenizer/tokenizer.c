@@ -425,6 +425,12 @@ const char *tokenizer_token_bytes(const Tokenizer *t, int32_t id, size_t *length
     return t->vocabulary.tokens[id].bytes;
 }
 
+size_t tokenizer_text_bytes(const Tokenizer *t, int32_t id) {
+    size_t length;
+    bool control = id == tokenizer_bos(t) || id == tokenizer_eos(t) || tokenizer_is_special(t, id);
+    return !control && tokenizer_token_bytes(t, id, &length) ? length : 0;
+}
+
 /* --- lists of ids --- */
 
 /* Grows by at least half, so that adding ids one by one is linear. */

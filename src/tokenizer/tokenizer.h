@@ -92,7 +92,10 @@ size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t length);
 /* Raw bytes of an id (no NUL at the end); NULL and 0 for an id outside the vocabulary. Special tokens give
  * their text. */
 const char *tokenizer_token_bytes(const Tokenizer *t, int32_t id, size_t *length);
-/* The same when decoding token by token. `first`: no token came before; tokenizers that put a space before
+/* Bytes of text that an id stands for: none for control tokens (begin, end, turns), nor outside of the
+ * vocabulary. */
+size_t tokenizer_text_bytes(const Tokenizer *t, int32_t id);
+/* The bytes when decoding token by token. `first`: no token came before; tokenizers that put a space before
  * each text omit it there. A character may span several tokens. */
 const char *tokenizer_token_text(const Tokenizer *t, int32_t id, bool first, size_t *length);
 /* Appends the text of the ids, which start a text. ERR_DATA names an id outside the vocabulary. */
