@@ -90,6 +90,7 @@ static ErrorCode export_prepare(const Arguments *args, const Config *c, const To
                        .eos = tokenizer_eos(tokenizer)};
     if (!arguments_has(args, "--export"))
         return out ? error_set(err, ERR_USAGE, "--out belongs to --export") : OK;
+    if (!e->dir[0]) return error_set(err, ERR_USAGE, "--out is empty: name a directory");
     TRY(export_format(arguments_flag(args, "--export"), &e->format, err));
     return export_check(e, c, err);
 }

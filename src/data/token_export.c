@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -17,13 +19,20 @@ enum { BLOCK_IDS = 1 << 16, MEGATRON_UINT16 = 8, MEGATRON_INT32 = 4, MEGATRON_LE
 
 /* ---- a file that is complete or not there ---- */
 
+/* Another export may write the same name at the same time, so the temporary file is locked, and published
+ * only under a name that nothing has. The lock ends with the process, however it ends. */
 typedef struct Output {
-    char *path, *temporary;
+    char *path, *temporary; /* NULL, too: there is none of this export's */
     FILE *file;
 } Output;
 
 static ErrorCode refuse_write(const Output *o, Error *err) {
     return error_errno(err, ERR_IO, "%s: writing failed", o->temporary);
+}
+
+static ErrorCode refuse_existing(const char *path, Error *err) {
+    return error_set(err, ERR_CANTCREATE, "%s: exists; remove it, or name another directory with --out",
+                     path);
 }
 
 static char *path_of(const TokenExport *e, const char *name, const char *suffix) {
@@ -32,17 +41,43 @@ static char *path_of(const TokenExport *e, const char *name, const char *suffix)
     return path.data;
 }
 
+static bool has_name(int fd, const char *path) {
+    struct stat file, named;
+    return fstat(fd, &file) == 0 && lstat(path, &named) == 0 && file.st_ino == named.st_ino &&
+           file.st_dev == named.st_dev;
+}
+
+/* Opens and locks the temporary file, which may be that of an export that was killed. One that lost its name
+ * before it was locked is of an export that has ended. File systems without locks have the checks by name. */
+static ErrorCode lock_temporary(const char *temporary, int *fd, Error *err) {
+    for (;;) {
+        TRY(file_open_own(temporary, O_WRONLY | O_CREAT, fd, err));
+        bool busy = flock(*fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        if (!busy && has_name(*fd, temporary)) return OK;
+        close(*fd);
+        if (busy)
+            return error_set(err, ERR_CANTCREATE,
+                             "%s: another process writes it; name another directory with --out", temporary);
+    }
+}
+
 static ErrorCode output_open(Output *o, const TokenExport *e, const char *name, const char *suffix,
                              Error *err) {
     int fd;
     Text temporary = {0};
     o->path = path_of(e, name, suffix);
     text_printf(&temporary, "%s.tmp", o->path);
+    ErrorCode code = lock_temporary(temporary.data, &fd, err);
+    if (code != OK) {
+        text_free(&temporary);
+        return code;
+    }
     o->temporary = temporary.data;
-    unlink(o->temporary); /* of an export that was killed */
-    RETRY(fd, open(o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
-    o->file = fd < 0 ? NULL : fdopen(fd, "wb");
-    return o->file ? OK : error_errno(err, ERR_CANTCREATE, "%s: cannot create", o->temporary);
+    o->file = fdopen(fd, "wb");
+    if (!o->file || ftruncate(fd, 0) != 0)
+        return error_errno(err, ERR_CANTCREATE, "%s: cannot create", o->temporary);
+    /* Another export may have ended since token_export_check. */
+    return file_exists(o->path) ? refuse_existing(o->path, err) : OK;
 }
 
 static void output_put(const Output *o, const void *bytes, size_t count) { fwrite(bytes, 1, count, o->file); }
@@ -55,18 +90,22 @@ static ErrorCode output_finish(const Output *o, Error *err) {
     return file_sync(fileno(o->file), o->temporary, err);
 }
 
+/* File systems without this kind of rename have the check of output_open alone. */
 static ErrorCode output_publish(Output *o, const char *dir, Error *err) {
     int result;
-    RETRY(result, rename(o->temporary, o->path));
+    RETRY(result, renameat2(AT_FDCWD, o->temporary, AT_FDCWD, o->path, RENAME_NOREPLACE));
+    if (result != 0 && errno == EEXIST) return refuse_existing(o->path, err);
+    if (result != 0 && (errno == EINVAL || errno == ENOSYS)) RETRY(result, rename(o->temporary, o->path));
     if (result != 0) return error_errno(err, ERR_IO, "%s: cannot rename", o->temporary);
     free(o->temporary);
     o->temporary = NULL;
     return file_sync_dir(dir, err);
 }
 
+/* The file is removed while it is locked: then it is nobody else's. */
 static void output_close(Output *o) {
-    if (o->file) fclose(o->file);
     if (o->temporary) unlink(o->temporary);
+    if (o->file) fclose(o->file);
     free(o->temporary);
     free(o->path);
 }
@@ -207,10 +246,7 @@ ErrorCode token_export_check(const TokenExport *e, const char *name, Error *err)
         [EXPORT_NPY] = {".npy", ".npy"}, [EXPORT_MEGATRON] = {".bin", ".idx"}};
     for (int i = 0; i < 2; i++) {
         char *path = path_of(e, name, suffixes[e->format][i]);
-        ErrorCode code = OK;
-        if (file_exists(path))
-            code = error_set(err, ERR_CANTCREATE,
-                             "%s: exists; remove it, or name another directory with --out", path);
+        ErrorCode code = file_exists(path) ? refuse_existing(path, err) : OK;
         free(path);
         TRY(code);
     }

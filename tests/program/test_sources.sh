@@ -250,6 +250,19 @@ for ((i = 0; i < 2; i++)); do
     grep -q "bad.jsonl: 2 of 252 lines are broken and were skipped" err || fail "skipped lines are not reported: $(cat err)"
 done
 grep -q '"file": *"bad.jsonl", *"line": *41,' cache/*/part-00000.bad.jsonl || fail "no list of bad lines: $(cat cache/*/*.bad.jsonl)"
+# Only text counts as text: neither the bytes of a document, nor those of a token, are others than before the export.
+limited() { exits 0 tokenize run.yaml "data.sources=[{$1, min_bytes: 12, max_bytes: 30}]" data.cache_dir=limited; cat out err | grep -oE '[0-9]+ documents, [0-9.]+ bytes a token'; }
+[ "$(limited 'path: exported/train-1.npy, format: tokens')" = "$(limited 'path: rows.jsonl')" ] || fail "limits of lengths: $(cat out err)"
+# Two exports at once: the second leaves the files of the first alone. A file of one that was killed is no obstacle.
+mkdir both
+echo old >both/train-0.npy.tmp
+flock both/train-0.npy.tmp "$weft" tokenize run.yaml --export npy --out both >out 2>err && fail "two exports wrote one file"
+grep -q "both/train-0.npy.tmp: another process writes it" err || fail "a second export: $(cat err)"
+[ "$(cat both/*)" = old ] || fail "a second export changed the files of the first: $(ls both)"
+exits 0 tokenize run.yaml --export npy --out both
+cmp both/train-0.npy exported/train-0.npy || fail "an export over the rest of a killed one"
+[ "$(ls both)" = train-0.npy ] || fail "an export left $(ls both)"
+refused 2 "--out is empty: name a directory" tokenize run.yaml --export npy --out ''
 skipped=$(grep ^tokens out)
 exits 0 tokenize run.yaml 'data.sources=[good.jsonl]'
 [ "$(grep ^tokens out)" = "$skipped" ] || fail "skipped lines leave something: $skipped, $(grep ^tokens out)"
