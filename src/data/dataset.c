@@ -42,6 +42,7 @@ typedef struct Source {
     char *name; /* path or pattern, as configured */
     char *set;  /* name of its validation set; "": none */
     double weight;
+    int64_t min_bytes, max_bytes; /* of its documents */
     size_t files;
     char **paths;              /* [files] */
     RemoteFile *remote;        /* [files] whose copies these are; NULL: they are the source's own */
@@ -414,6 +415,8 @@ static ErrorCode list_files(Dataset *d, const DataConfig *c, const DataSource *s
     s->name = name.data;
     s->set = mem_strdup(spec->name ? spec->name : "");
     s->weight = spec->weight;
+    s->min_bytes = spec->min_bytes;
+    s->max_bytes = spec->max_bytes;
     s->chat = spec->format == FORMAT_CHAT;
     if (url_is(spec->path) && !file_exists(spec->path))
         TRY(list_remote(d, c, spec->path, s, err));
@@ -594,11 +597,12 @@ static void warn_of_packing(const Dataset *d, const Source *s, const Packing *p,
              s->name, purpose, cut, p->documents + p->dropped, d->context, lost, dropped);
 }
 
-static void report_left_out(const Source *s, uint64_t documents, const char *why) {
+static void report_left_out(const Source *s, uint64_t documents, const char *one, const char *more) {
     char some[32];
-    if (documents > 0)
+    if (documents == 1) log_info("%s: 1 document was left out, since it %s", s->name, one);
+    if (documents > 1)
         log_info("%s: %s documents were left out, since they %s", s->name,
-                 text_count((int64_t)documents, some), why);
+                 text_count((int64_t)documents, some), more);
 }
 
 static void warn_of_figures(const Dataset *d, const Source *s) {
@@ -611,9 +615,10 @@ static void warn_of_figures(const Dataset *d, const Source *s) {
     if (f.null_rows > 0)
         log_warn("%s: rows without text (null): %s; they were skipped", s->name,
                  text_count((int64_t)f.null_rows, some));
-    report_left_out(s, f.duplicates, "had been there before (data.dedup)");
-    report_left_out(s, f.short_documents, "have less text than min_bytes");
-    report_left_out(s, f.long_documents, "have more text than max_bytes");
+    report_left_out(s, f.duplicates, "had been there before (data.dedup)",
+                    "had been there before (data.dedup)");
+    report_left_out(s, f.short_documents, "has less text than min_bytes", "have less text than min_bytes");
+    report_left_out(s, f.long_documents, "has more text than max_bytes", "have more text than max_bytes");
     if (f.bad_lines > 0)
         log_warn("%s: %s of %s lines are broken and were skipped; %s/*/part-*.bad.jsonl lists them", s->name,
                  text_count((int64_t)f.bad_lines, some), text_count((int64_t)f.lines, all), d->cache_dir);
@@ -632,6 +637,34 @@ void dataset_warn(const Dataset *d) {
     for (size_t i = 0; i < d->total; i++) warn_of_source(d, i);
 }
 
+static bool is_empty(const Source *s) {
+    for (size_t k = 0; k < s->files; k++)
+        if (s->prints[k].stamp.size > 0) return false;
+    return true;
+}
+
+static void add_left_out(Text *out, uint64_t documents, const char *why, int64_t bytes) {
+    char some[32];
+    if (documents > 0)
+        text_printf(out, "%s %s %s %s: %" PRId64, out->length ? "," : ":",
+                    text_count((int64_t)documents, some), documents == 1 ? "has" : "have", why, bytes);
+}
+
+/* A source without a document: why there is none. */
+static ErrorCode refuse_none(const Source *s, Error *err) {
+    TokenFigures f = token_cache_figures(s->cache);
+    Text left = {0};
+    if (is_empty(s))
+        return error_set(err, ERR_DATA, "%s: %s empty", s->name,
+                         s->files > 1 ? "all of its files are" : "it is");
+    add_left_out(&left, f.short_documents, "less text than min_bytes", s->min_bytes);
+    add_left_out(&left, f.long_documents, "more text than max_bytes", s->max_bytes);
+    error_set(err, ERR_DATA, "%s: no document is left%s", s->name,
+              left.length ? left.data : ": it holds no text");
+    text_free(&left);
+    return ERR_DATA;
+}
+
 static ErrorCode assign_source(Dataset *d, size_t i, Error *err) {
     Source *s = &d->sources[i];
     bool trains = i < d->count;
@@ -640,11 +673,12 @@ static ErrorCode assign_source(Dataset *d, size_t i, Error *err) {
     if (s->chat) TRY(pack(d, &s->validation, err));
     const Samples *needed = trains ? &s->train : &s->validation;
     if (samples_count(needed, s, d->context) > 0) return OK;
+    if (token_cache_tokens(s->cache) == 0) return refuse_none(s, err);
     warn_of_packing(d, s, &needed->packing, trains ? "training" : "validation");
-    return error_set(err, ERR_DATA,
-                     "%s: %" PRIu64 " tokens%s: at least 2 are needed to predict one from the other%s",
-                     s->name, needed->stream.tokens, d->validation_fraction > 0 ? " for training" : "",
-                     s->chat ? ", in one conversation" : "");
+    return error_set(
+        err, ERR_DATA, "%s: %" PRIu64 " token%s%s: at least 2 are needed to predict one from the other%s",
+        s->name, needed->stream.tokens, needed->stream.tokens == 1 ? "" : "s",
+        d->validation_fraction > 0 ? " for training" : "", s->chat ? ", in one conversation" : "");
 }
 
 static ErrorCode assign_streams(Dataset *d, Error *err) {

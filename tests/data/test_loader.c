@@ -524,7 +524,7 @@ static void test_bad_configurations(void **state) {
     free(s);
     s = new_setup();
     train_on(s, files_text("tiny.txt", ""), 0, SPLIT_FILE);
-    expect_refused(s, 8, ERR_DATA, "tiny.txt: 0 tokens");
+    expect_refused(s, 8, ERR_DATA, "tiny.txt: it is empty");
     free(s);
     s = new_setup();
     train_on(s, files_text("small.txt", "some words"), 0, SPLIT_FILE);

@@ -225,6 +225,15 @@ done
 refused 73 "exported/train-0.npy: exists" tokenize run.yaml --export npy --out exported
 refused 2 "expected npy or megatron" tokenize run.yaml --export csv
 refused 2 "--out belongs to --export" tokenize run.yaml --out x
+{ cat rows.jsonl; tail -1 rows.jsonl; } >once.jsonl
+exits 0 tokenize run.yaml data.dedup=exact 'data.sources=[once.jsonl]'
+grep -q "once.jsonl: 1 document was left out, since it had been there before" err || fail "one duplicate: $(cat err)"
+refused 65 "rows.jsonl: no document is left: 29 have less text than min_bytes: 1000" tokenize run.yaml 'data.sources=[{path: rows.jsonl, min_bytes: 1000}]'
+refused 65 "rows.jsonl: no document is left: 4 have less text than min_bytes: 8, 25 have more text than max_bytes: 8" tokenize run.yaml 'data.sources=[{path: rows.jsonl, min_bytes: 8, max_bytes: 8}]'
+: >nothing.txt
+refused 65 "nothing.txt: it is empty" tokenize run.yaml 'data.sources=[nothing.txt]'
+echo '{"text": ""}' >nothing.jsonl
+refused 65 "nothing.jsonl: no document is left: it holds no text" tokenize run.yaml 'data.sources=[nothing.jsonl]'
 refused 78 "a source has conversations" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: chat.jsonl, format: chat}]' --export npy
 refused 78 "data.validation_fraction cuts sources" tokenize run.yaml data.validation_fraction=0.2 --export npy
 refused 65 "--export megatron keeps where they end" tokenize run.yaml data.add_eos=false 'data.sources=[rows.jsonl]' --export npy --out more
