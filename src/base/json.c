@@ -26,24 +26,30 @@
 typedef struct Scan {
     const char *where, *data;
     size_t length, at;
-    size_t line;           /* number of the first one */
-    bool nul_in_values;    /* \u0000 is allowed in values */
-    size_t keys, stop_key; /* keys seen; the ordinal at which to report a duplicate */
-    char *without_numbers; /* the data, in which each number becomes "0" and blanks; NULL: unchanged */
-    Text literals;         /* of those numbers, each followed by a NUL */
+    size_t line;                  /* number of the first one */
+    bool row;                     /* JsonPlace */
+    size_t column, column_length; /* of a row: the last key at the top */
+    size_t value;                 /* of a row: where that key's value begins */
+    bool nul_in_values;           /* \u0000 is allowed in values */
+    size_t keys, stop_key;        /* keys seen; the ordinal at which to report a duplicate */
+    char *without_numbers;        /* the data, in which each number becomes "0" and blanks; NULL: unchanged */
+    Text literals;                /* of those numbers, each followed by a NUL */
     Error *err;
 } Scan;
 
 /* An error at `at`; lines and columns count from 1, columns in characters. */
 static ErrorCode fail(const Scan *s, size_t at, const char *what) {
-    size_t line = s->line, column = 1;
-    for (size_t i = 0; i < at; i++) {
+    size_t begin = s->value, line = s->row ? 1 : s->line, column = 1;
+    for (size_t i = begin; i < at; i++) {
         if (s->data[i] == '\n')
             line++, column = 1;
         else if (((unsigned char)s->data[i] & 0xc0) != 0x80)
             column++;
     }
-    return error_set(s->err, ERR_DATA, "%s:%zu:%zu: %s", s->where, line, column, what);
+    if (s->row)
+        return error_set(s->err, ERR_DATA, "%s:%zu: in column %.*s: %zu:%zu: %s", s->where, s->line,
+                         (int)s->column_length, s->data + s->column, line, column, what);
+    return error_set(s->err, ERR_DATA, "%s%s%zu:%zu: %s", s->where, *s->where ? ":" : "", line, column, what);
 }
 
 /* "expected X, found Y" at the current byte. */
@@ -192,6 +198,18 @@ static ErrorCode scan_key(Scan *s) {
     return OK;
 }
 
+/* A key at the top, by which the errors of a row tell its columns. */
+static ErrorCode scan_column(Scan *s) {
+    size_t begin = s->at;
+    TRY(scan_key(s));
+    if (!s->row) return OK;
+    s->column = begin;
+    s->column_length = s->at - 1 - begin;
+    skip_space(s);
+    s->value = s->at;
+    return OK;
+}
+
 /* The members of an object or the elements of an array, including brackets. A comma must be followed by a
  * value: scan_value or scan_key fails on a trailing comma. */
 static ErrorCode scan_items(Scan *s, int depth, bool object) {
@@ -205,7 +223,7 @@ static ErrorCode scan_items(Scan *s, int depth, bool object) {
     }
     for (;;) {
         skip_space(s);
-        if (object) TRY(scan_key(s));
+        if (object) TRY(depth == 1 ? scan_column(s) : scan_key(s));
         TRY(scan_value(s, depth));
         skip_space(s);
         if (peek(s) == close) break;
@@ -327,10 +345,15 @@ ErrorCode json_parse_line(const char *where, size_t line, const char *data, size
     return parse(&scan, root);
 }
 
-ErrorCode json_parse_literals_in(const char *where, char *data, size_t length, cJSON **root, Error *err) {
+ErrorCode json_parse_literals_in(JsonPlace place, char *data, size_t length, cJSON **root, Error *err) {
     const char *text = data;
     skip_mark(&text, &length);
-    Scan scan = {.where = where, .data = text, .length = length, .line = 1, .err = err};
+    Scan scan = {.where = place.where,
+                 .data = text,
+                 .length = length,
+                 .line = place.line,
+                 .row = place.row,
+                 .err = err};
     scan.without_numbers = data + (text - data);
     ErrorCode code = parse(&scan, root);
     const char *literal = scan.literals.data;
@@ -339,10 +362,10 @@ ErrorCode json_parse_literals_in(const char *where, char *data, size_t length, c
     return code;
 }
 
-ErrorCode json_parse_literals(const char *where, const char *data, size_t length, cJSON **root, Error *err) {
+ErrorCode json_parse_literals(JsonPlace place, const char *data, size_t length, cJSON **root, Error *err) {
     char *copy = mem_alloc(length + 1);
     if (length) memcpy(copy, data, length);
-    ErrorCode code = json_parse_literals_in(where, copy, length, root, err);
+    ErrorCode code = json_parse_literals_in(place, copy, length, root, err);
     free(copy);
     return code;
 }

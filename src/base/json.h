@@ -24,11 +24,18 @@ ErrorCode json_parse_line(const char *where, size_t line, const char *data, size
                           Error *err);
 void json_line_string(const char *data, size_t length, const cJSON *root, cJSON *member, Text *out);
 
+/* Where a text begins, for errors. */
+typedef struct JsonPlace {
+    const char *where; /* names the source; "": an error begins with its position */
+    size_t line;       /* of the source, from 1 */
+    bool row;          /* it is that row of a table, and not a line: errors name the column */
+} JsonPlace;
+
 /* The same for a line whose numbers are written out again: `valuestring` of a number is its literal, which
  * may be out of the range of doubles and have as many digits as Python reads (4300). */
-ErrorCode json_parse_literals(const char *where, const char *data, size_t length, cJSON **root, Error *err);
+ErrorCode json_parse_literals(JsonPlace place, const char *data, size_t length, cJSON **root, Error *err);
 /* The same without a copy of the line; numbers in it are overwritten. */
-ErrorCode json_parse_literals_in(const char *where, char *data, size_t length, cJSON **root, Error *err);
+ErrorCode json_parse_literals_in(JsonPlace place, char *data, size_t length, cJSON **root, Error *err);
 
 /* The first few names of an object's members for an error, escaped, since they come from a file: "a, b". */
 enum { JSON_NAMES = 160 };

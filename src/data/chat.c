@@ -542,9 +542,12 @@ static const char *location_of(const ChatLine *line, char out[LOCATION]) {
     return out;
 }
 
+static JsonPlace place_of(const ChatLine *line) {
+    return (JsonPlace){line->where, (size_t)line->number, line->row};
+}
+
 ErrorCode chat_parse_line(const ChatLine *line, char *data, size_t length, cJSON **parsed, Error *err) {
-    char location[LOCATION];
-    return json_parse_literals_in(location_of(line, location), data, length, parsed, err);
+    return json_parse_literals_in(place_of(line), data, length, parsed, err);
 }
 
 /* The last document, usually the only one, is encoded after everything else of the line has been freed. */
@@ -565,9 +568,8 @@ ErrorCode chat_encode_parsed(const Chat *c, const ChatLine *line, cJSON *parsed,
 
 ErrorCode chat_encode_line(const Chat *c, const ChatLine *line, const char *data, size_t length,
                            TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err) {
-    char location[LOCATION];
     cJSON *parsed;
-    TRY(json_parse_literals(location_of(line, location), data, length, &parsed, err));
+    TRY(json_parse_literals(place_of(line), data, length, &parsed, err));
     return chat_encode_parsed(c, line, parsed, ids, ends, bytes, err);
 }
 

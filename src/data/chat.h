@@ -57,6 +57,7 @@ typedef struct ChatLine {
     uint64_t number;
     ChatForm form;   /* AUTO: by its members (data/chat_form.h) */
     const char *key; /* the member with a list of messages; NULL or "": "messages" */
+    bool row;        /* of a Parquet file: `number` is that of the row */
 } ChatLine;
 
 /* Encodes a line in any form of data/chat_form.h. "tools" and "chat_template_kwargs" are passed to the

@@ -109,10 +109,22 @@ static ErrorCode map_role(const Conversation *v, int number, const char *from, c
                      v->where, number, error_escape(shown, sizeof shown, from, strlen(from)));
 }
 
+/* Parses a member that is JSON as text. Errors have its name, and the position in that text. */
+static ErrorCode parse_text(const Conversation *v, const char *name, const char *text, cJSON **parsed,
+                            Error *err) {
+    Error why = {0};
+    const JsonPlace place = {.where = "", .line = 1};
+    ErrorCode code = json_parse_literals(place, text, strlen(text), parsed, &why);
+    if (code == OK) return OK;
+    return error_set(err, code, "%s: the text of %s is no JSON: %s", v->where, name, why.message);
+}
+
 /* A call, or a list of calls, as text: {"name": ..., "arguments": ...}. */
-static ErrorCode add_calls(const Conversation *v, cJSON *message, const char *text, Error *err) {
+static ErrorCode add_calls(const Conversation *v, int number, cJSON *message, const char *text, Error *err) {
+    char name[40];
     cJSON *parsed, *calls = cJSON_AddArrayToObject(message, "tool_calls");
-    TRY(json_parse_literals(v->where, text, strlen(text), &parsed, err));
+    snprintf(name, sizeof name, "message %d (function_call)", number);
+    TRY(parse_text(v, name, text, &parsed, err));
     cJSON *list = cJSON_IsArray(parsed) ? parsed : cJSON_CreateArray();
     if (list != parsed) cJSON_AddItemToArray(list, parsed);
     while (list->child) {
@@ -134,7 +146,7 @@ static ErrorCode add_shared(const Conversation *v, int number, cJSON *item, Erro
                          v->where, number);
     TRY(map_role(v, number, from->valuestring, &role, err));
     if (strcmp(from->valuestring, "function_call") == 0)
-        return add_calls(v, add_message(v, role, cJSON_CreateString("")), value->valuestring, err);
+        return add_calls(v, number, add_message(v, role, cJSON_CreateString("")), value->valuestring, err);
     add_message(v, role, cJSON_DetachItemViaPointer(item, value));
     return OK;
 }
@@ -165,7 +177,7 @@ static ErrorCode parse_tools(const Conversation *v, cJSON *line, Error *err) {
         cJSON_DeleteItemFromObjectCaseSensitive(line, "tools");
         return OK;
     }
-    TRY(json_parse_literals(v->where, tools->valuestring, strlen(tools->valuestring), &parsed, err));
+    TRY(parse_text(v, "\"tools\"", tools->valuestring, &parsed, err));
     cJSON_ReplaceItemInObjectCaseSensitive(line, "tools", parsed);
     return OK;
 }
@@ -270,45 +282,111 @@ static bool may_be(const Sign *s, ChatForm form) {
     return form == CHAT_AUTO || s->form == form || (list && !s->second);
 }
 
-static ErrorCode refuse_unknown(const Conversation *v, const cJSON *line, const char *key, Error *err) {
-    char names[JSON_NAMES];
-    if (given(line, "chosen") && given(line, "rejected"))
-        return error_set(err, ERR_DATA,
-                         "%s: \"chosen\" and \"rejected\" are preferences, which weft does not train on; for "
-                         "the chosen answers alone, write them as messages",
-                         v->where);
-    return error_set(
-        err, ERR_DATA,
-        "%s: no conversation: it has %s; expected a list of messages under \"%s\" or "
-        "\"conversations\", or \"instruction\" and \"output\", or \"prompt\" and \"completion\"; "
-        "name another member with `key` in the source",
-        v->where, json_names(line, names), key);
+static const char *form_name(ChatForm form) {
+    static const char *const names[] = {CHAT_FORMS(CHOICE_NAME)};
+    return names[form];
 }
 
+static ErrorCode refuse_unknown(const Conversation *v, ChatForm form, const cJSON *line, const char *key,
+                                Error *err) {
+    char names[JSON_NAMES], only[80];
+    bool any = form == CHAT_AUTO, list = may_be(&signs[0], form);
+    snprintf(only, sizeof only, ", by chat_format: %s; without it, every form is read", form_name(form));
+    Text expected = {0};
+    if (list) text_printf(&expected, "a list of messages under \"%s\" or \"conversations\"", key);
+    if (any) text_puts(&expected, ", or ");
+    if (any || form == CHAT_ALPACA) text_puts(&expected, "\"instruction\" and \"output\"");
+    if (any) text_puts(&expected, ", or ");
+    if (any || form == CHAT_PROMPT_COMPLETION) text_puts(&expected, "\"prompt\" and \"completion\"");
+    error_set(err, ERR_DATA, "%s: no conversation: it has %s; expected %s%s%s", v->where,
+              json_names(line, names), expected.data, any ? "" : only,
+              list ? "; name another member with `key` in the source" : "");
+    text_free(&expected);
+    return ERR_DATA;
+}
+
+/* Members of the same form differ by their names alone. */
+static ErrorCode refuse_both(const Conversation *v, const Sign *a, const Sign *b, Error *err) {
+    return error_set(err, ERR_DATA,
+                     a->form == b->form
+                         ? "%s: it has \"%s\" and \"%s\", two lists of messages: name one with `key` in the "
+                           "source (Parquet: `column`)"
+                         : "%s: it has \"%s\" and \"%s\", which belong to two forms of conversations: name "
+                           "one with chat_format in the source",
+                     v->where, a->first, b->first);
+}
+
+/* How much the source speaks for a sign: it names the member, or the form. The default key names nothing. */
+static int weight_of(const Sign *s, ChatForm form, const char *key) {
+    if (strcmp(key, "messages") != 0 && strcmp(key, s->first) == 0) return 2;
+    return s->form == form;
+}
+
+/* The sign that weighs most. Two of the same weight are an error: nothing tells which is meant. */
 static ErrorCode find_form(const Conversation *v, ChatForm form, const cJSON *line, const char *key,
                            Sign *found, Error *err) {
+    Sign other = {0}; /* weighs as much as `found` */
     for (size_t i = 0; i < sizeof signs / sizeof *signs; i++) {
         Sign s = signs[i];
         if (!s.first) s.first = key;
         if (!may_be(&s, form) || !given(line, s.first) || (s.second && !given(line, s.second))) continue;
         if (found->first && strcmp(found->first, s.first) == 0) continue;
-        if (found->first)
-            return error_set(err, ERR_DATA,
-                             "%s: it has \"%s\" and \"%s\", which belong to two forms of conversations: name "
-                             "one with chat_format in the source",
-                             v->where, found->first, s.first);
-        *found = s;
+        int more = found->first ? weight_of(&s, form, key) - weight_of(found, form, key) : 1;
+        if (more == 0 && !other.first) other = s;
+        if (more > 0) *found = s, other = (Sign){0};
     }
-    return found->first ? OK : refuse_unknown(v, line, key, err);
+    if (!found->first) return refuse_unknown(v, form, line, key, err);
+    return other.first ? refuse_both(v, found, &other, err) : OK;
+}
+
+static ErrorCode read_found(Conversation *v, ChatForm form, cJSON *line, const Sign *found, Error *err) {
+    v->form = found->form;
+    if (found->form == CHAT_ALPACA) return read_alpaca(v, line, err);
+    if (found->form == CHAT_PROMPT_COMPLETION) return read_pair(v, line, err);
+    return read_list(v, form, line, found->first, err);
+}
+
+/* ---- preferences ---- */
+
+/* KTO's label is a bool; others are classes. */
+bool chat_marks_preference(const char *member, bool is_bool) {
+    static const char *const names[] = {"chosen", "rejected", "label", "kto_tag"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(member, names[i]) == 0) return i < 2 || is_bool;
+    return false;
+}
+
+ErrorCode chat_refuse_preference(const char *where, const char *member, ChatForm form, Error *err) {
+    char advice[200] = "for the chosen answers alone, write them as messages; if the lines are conversations "
+                       "all the same, name their form with chat_format in the source";
+    if (form != CHAT_AUTO)
+        snprintf(
+            advice, sizeof advice,
+            "if all of its answers are to be learned, give the source chat_format: %s, and other members "
+            "are ignored",
+            form_name(form));
+    return error_set(err, ERR_DATA,
+                     "%s: \"%s\" stands for preferences (DPO, KTO), which weft does not train on; %s", where,
+                     member, advice);
+}
+
+/* Rejected answers must not be learned in silence: a line with preferences may hold a conversation, too. A
+ * source that names the form, or one of these members, has said what it wants. */
+static ErrorCode check_preferences(const Conversation *v, const cJSON *line, const char *key, Error *err) {
+    if (chat_marks_preference(key, false)) return OK;
+    for (const cJSON *m = line->child; m; m = m->next)
+        if (is_given(m) && chat_marks_preference(m->string, cJSON_IsBool(m)))
+            return chat_refuse_preference(v->where, m->string, v->form, err);
+    return OK;
 }
 
 static ErrorCode read_form(Conversation *v, ChatForm form, cJSON *line, const char *key, Error *err) {
     Sign found = {0};
-    TRY(find_form(v, form, line, key, &found, err));
-    v->form = found.form;
-    if (found.form == CHAT_ALPACA) return read_alpaca(v, line, err);
-    if (found.form == CHAT_PROMPT_COMPLETION) return read_pair(v, line, err);
-    return read_list(v, form, line, found.first, err);
+    ErrorCode code = find_form(v, form, line, key, &found, err);
+    if (code == OK) code = read_found(v, form, line, &found, err);
+    /* Before what else is wrong: that could be mended in vain. */
+    if (form == CHAT_AUTO) TRY(check_preferences(v, line, key, err));
+    return code;
 }
 
 static ErrorCode read_variables(Conversation *v, const cJSON *line, Error *err) {

@@ -6,7 +6,7 @@
  *     prompt_completion   {"prompt": "...", "completion": "..."}, with texts or lists of messages
  *
  * A line is recognised by its members, by itself: lines of one file may have several forms. A line that fits
- * two of them is refused. */
+ * two of them is refused, and one of preferences, unless the source names the form. */
 #ifndef WEFT_DATA_CHAT_FORM_H
 #define WEFT_DATA_CHAT_FORM_H
 
@@ -30,6 +30,11 @@ ErrorCode chat_form_read(Conversation *v, ChatForm form, cJSON *line, const char
 /* Columns of a Parquet file that may hold such lines; those before CHAT_LISTS hold lists, or JSON as text. */
 enum { CHAT_COLUMNS = 11, CHAT_LISTS = 3 };
 extern const char *const chat_columns[CHAT_COLUMNS];
+
+/* Whether a member or column of this name says that a line is one of preferences (DPO, KTO). */
+bool chat_marks_preference(const char *member, bool is_bool);
+/* ERR_DATA. `form`: of the conversation that the line has, too; AUTO: it has none, or that is not known. */
+ErrorCode chat_refuse_preference(const char *where, const char *member, ChatForm form, Error *err);
 
 const char *chat_role(const cJSON *message); /* NULL: it has none */
 /* ERR_DATA unless there are messages, and each is an object with a role. */

@@ -173,10 +173,28 @@ static ErrorCode open_rows(CorpusReader *r, const CorpusPosition *from, Error *e
     return from ? parquet_skip_to(r->rows, from->offset, err) : OK;
 }
 
+/* As a line is refused whose members say so (data/chat_form.h). Such columns are not read if the source names
+ * another, or the form. */
+static ErrorCode check_preferences(const CorpusFile *file, Error *err) {
+    ParquetLeaves leaves;
+    if (file->column || file->chat_form != CHAT_AUTO) return OK;
+    ErrorCode code = parquet_leaves(&leaves, file->path, err);
+    for (size_t i = 0; code == OK && i < leaves.count; i++) {
+        char name[16]; /* of the column at the top; longer ones are others */
+        const ParquetLeaf *leaf = &leaves.items[i];
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(leaf->path, "."), leaf->path);
+        if (chat_marks_preference(name, strcmp(leaf->type, "BOOLEAN") == 0))
+            code = chat_refuse_preference(file->path, name, CHAT_AUTO, err);
+    }
+    parquet_leaves_free(&leaves);
+    return code;
+}
+
 /* The column of the source, or those that conversations have. */
 static ErrorCode open_objects(CorpusReader *r, const CorpusPosition *from, Error *err) {
     ParquetField fields[CHAT_COLUMNS] = {{key_of(r->file), true}};
     size_t count = 1;
+    TRY(check_preferences(r->file, err));
     for (; !r->file->column && count < CHAT_COLUMNS; count++)
         fields[count] = (ParquetField){chat_columns[count], count < CHAT_LISTS};
     TRY(parquet_rows_open(&r->objects, r->file->path, fields, count, err));
@@ -201,6 +219,7 @@ ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const Corpu
     if (from && from->offset == 0) from = NULL;
     if (from) r->position = *from;
     r->check.begin = r->position.offset;
+    r->check.recoded = recoder_needed(file->encoding);
     ErrorCode code = open_format(r, from, err);
     if (code != OK) {
         corpus_close(r);
@@ -219,7 +238,6 @@ void corpus_close(CorpusReader *r) {
     free(r->buffer);
     free(r);
 }
-    r->check.recoded = recoder_needed(file->encoding);
 
 /* Position of the first byte that was not returned. Bytes that were read ahead do not count, so a build that
  * resumes there misses nothing. */
@@ -435,8 +453,23 @@ static ErrorCode pass_space(CorpusReader *r, int *c, Error *err) {
 /* State of looking for the end of an element. */
 typedef struct Nesting {
     size_t depth;
+    uint64_t lists; /* bit d: level d + 1 is a list; deeper than 64 an element is refused anyway */
     bool in_string, escaped;
 } Nesting;
+
+static void open_level(Nesting *n, bool list) {
+    const uint64_t bit = n->depth < 64 ? UINT64_C(1) << n->depth : 0;
+    n->lists = list ? n->lists | bit : n->lists & ~bit;
+    n->depth++;
+}
+
+/* A bracket closes the last level of its kind, with all that is open in it, so that a broken element ends
+ * where it would end unbroken. Where there is none, it closes nothing. */
+static void close_level(Nesting *n, bool list) {
+    size_t level = n->depth;
+    while (level > 0 && level <= 64 && (n->lists >> (level - 1) & 1) != list) level--;
+    if (level > 0) n->depth = level - 1;
+}
 
 /* Whether the element ends in front of `c`. Grammar is left to whoever parses the element. */
 static bool ends_element(Nesting *n, char c) {
@@ -446,10 +479,25 @@ static bool ends_element(Nesting *n, char c) {
         return false;
     }
     if (n->depth == 0 && (c == ',' || c == ']')) return true;
-    if (c == '{' || c == '[') n->depth++;
-    if (n->depth > 0 && (c == '}' || c == ']')) n->depth--;
+    if (c == '{' || c == '[') open_level(n, c == '[');
+    if (c == '}' || c == ']') close_level(n, c == ']');
     n->in_string = c == '"';
     return false;
+}
+
+/* The grammar of what is left tells where a bracket or a quote is missing, unless the file was cut there. */
+static ErrorCode refuse_end(const CorpusReader *r, Error *err) {
+    static const char where[] = "the file ends in or behind this element, before the end of its array";
+    unsigned long long line = (unsigned long long)r->position.line + 1;
+    cJSON *root;
+    Error why = {0};
+    ErrorCode code = json_parse_line("", line, r->buffer + r->begin, r->end - r->begin, &root, &why);
+    cJSON_Delete(root);
+    if (code == OK)
+        return error_set(err, ERR_DATA, "%s:%llu: %s; fetch the file again", r->file->path, line, where);
+    return error_set(err, ERR_DATA,
+                     "%s:%llu: %s (%s); mend the element, or fetch the file again if it was cut",
+                     r->file->path, line, where, why.message);
 }
 
 /* Length of the element at the front of the buffer. Reads until it is complete. */
@@ -461,11 +509,7 @@ static ErrorCode element_length(CorpusReader *r, size_t *length, Error *err) {
             return error_set(err, ERR_DATA, "%s:%llu: an element of the array is longer than %u MiB",
                              r->file->path, (unsigned long long)r->position.line + 1,
                              CORPUS_LINE_LIMIT >> 20);
-        if (*length == r->end - r->begin)
-            return error_set(err, ERR_DATA,
-                             "%s:%llu: the file ends in or behind this element, before the end of its array; "
-                             "fetch the file again",
-                             r->file->path, (unsigned long long)r->position.line + 1);
+        if (*length == r->end - r->begin) return refuse_end(r, err);
         if (ends_element(&n, r->buffer[r->begin + *length])) return OK;
     }
 }

@@ -220,10 +220,11 @@ static const char *messages_key(const CorpusFile *file) {
 static ErrorCode read_conversation(const CorpusFile *file, const CorpusChunk *chunk, Text *out,
                                    uint64_t *bytes, ChatForm *form, Error *err) {
     char where[440];
+    const JsonPlace place = {file->path, (size_t)chunk->line, corpus_has_rows(file)};
     cJSON *root = NULL;
     snprintf(where, sizeof where, "%.400s:%llu", file->path, (unsigned long long)chunk->line);
     Conversation v = {.where = where};
-    TRY(json_parse_literals(where, chunk->bytes, chunk->length, &root, err));
+    TRY(json_parse_literals(place, chunk->bytes, chunk->length, &root, err));
     ErrorCode code = chat_form_read(&v, file->chat_form, root, messages_key(file), err);
     text_clear(out);
     if (code == OK) *bytes = put_messages(&v, out);
@@ -235,7 +236,8 @@ static ErrorCode read_conversation(const CorpusFile *file, const CorpusChunk *ch
 
 /* As training renders and encodes it. */
 static ErrorCode encode_conversation(Reading *r, const CorpusChunk *chunk, uint64_t *bytes, Error *err) {
-    const ChatLine line = {r->file->path, chunk->line, r->file->chat_form, r->file->key};
+    const ChatLine line = {r->file->path, chunk->line, r->file->chat_form, r->file->key,
+                           corpus_has_rows(r->file)};
     DocumentEnds ends = {0};
     double start = clock_seconds();
     r->ids.count = 0;
@@ -376,20 +378,20 @@ static ErrorCode guess_parquet(Survey *s, CorpusFile *file, bool named, Error *e
     return OK;
 }
 
-/* By the first line: it has no text under the key, and is a conversation. */
+/* By the first line: it has no text under the key, and is a conversation, perhaps one that is refused. */
 static ErrorCode guess_lines(Survey *s, CorpusFile *file, Error *err) {
     CorpusReader *reader;
     CorpusChunk chunk;
     bool more;
     uint64_t bytes;
-    ChatForm form;
+    ChatForm form = CHAT_AUTO;
     Text text = {0};
     TRY(corpus_open(&reader, file, NULL, err));
     ErrorCode code = corpus_next(reader, &chunk, &more, err);
     if (code == OK && more && corpus_decode_json(file, &chunk, &text, NULL) != OK) {
         CorpusFile chat = *file;
         chat.key = NULL;
-        if (read_conversation(&chat, &chunk, &text, &bytes, &form, NULL) == OK) {
+        if (read_conversation(&chat, &chunk, &text, &bytes, &form, NULL) == OK || form != CHAT_AUTO) {
             file->format = FORMAT_CHAT;
             file->key = "messages";
             s->recognised = "by the members of its first line";

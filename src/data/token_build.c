@@ -384,7 +384,7 @@ static void release_line(Job *job, const Record *record) {
 /* A line may contain several documents, whose ends chat_encode_parsed adds (data/chat.h). */
 static ErrorCode encode_conversation(const TokenBuild *b, Job *job, const Record *record, Error *err) {
     const CorpusFile *file = &b->files[job->file];
-    const ChatLine line = {file->path, record->line, file->chat_form, file->key};
+    const ChatLine line = {file->path, record->line, file->chat_form, file->key, corpus_has_rows(file)};
     cJSON *parsed;
     TRY(chat_parse_line(&line, job->raw.data + record->offset, record->length, &parsed, err));
     release_line(job, record);
@@ -468,6 +468,28 @@ static void rewind_job(Job *job, Mark mark) {
     job->text_bytes = mark.bytes;
 }
 
+/* A line that was parsed already is none (release_line). */
+static bool is_broken_json(const TokenBuild *b, const Job *job, const Record *record) {
+    const CorpusFile *file = &b->files[job->file];
+    const char *line = job->raw.data ? job->raw.data + record->offset : "";
+    const JsonPlace place = {.where = "", .line = 1};
+    cJSON *root = NULL;
+    ErrorCode code = OK;
+    if (job->raw.length > 0)
+        code = corpus_format(file) == FORMAT_CHAT
+                   ? json_parse_literals(place, line, record->length, &root, NULL)
+                   : json_parse_line("", 1, line, record->length, &root, NULL);
+    cJSON_Delete(root);
+    return code != OK;
+}
+
+/* A line of JSON without a text rather needs another key in its source. */
+static void advise_to_skip(const TokenBuild *b, const Job *job, const Record *record, Error *why) {
+    const Error plain = *why;
+    if (is_broken_json(b, job, record))
+        error_set(why, plain.code, "%s; data.bad_lines: skip leaves broken lines out", plain.message);
+}
+
 /* A skipped line leaves nothing of what was tokenized from it. */
 static ErrorCode encode_line(const TokenBuild *b, Job *job, const Record *record, Text *decoded, Error *err) {
     const Mark before = mark_job(job);
@@ -479,6 +501,7 @@ static ErrorCode encode_line(const TokenBuild *b, Job *job, const Record *record
         list_bad_line(b, job, record, &why);
         return OK;
     }
+    if (code == ERR_DATA) advise_to_skip(b, job, record, &why);
     if (code != OK) *err = why;
     return code;
 }
@@ -520,7 +543,16 @@ static ErrorCode encode_job(const Builder *s, Job *job, Text *decoded, Error *er
     return check_ids(s, job, err);
 }
 
-/* A job that could not be read goes straight to done, with its error (B3). */
+/* What was read before a failure comes first, and so does its own failure (B3). */
+static void finish_job(const Builder *s, Job *job, Text *decoded) {
+    Error first = {0};
+    const Error reading = job->error;
+    ErrorCode code = encode_job(s, job, decoded, &first);
+    if (job->code != OK) job->error = reading; /* a skipped line may have been noted there */
+    if (code != OK) job->error = first;
+    if (code != OK) job->code = code;
+}
+
 static void *work(void *argument) {
     Builder *s = argument;
     Text decoded = {0};
@@ -530,7 +562,7 @@ static void *work(void *argument) {
         if (s->stop) break;
         Job *job = &s->jobs[s->taken++ % s->slots];
         pthread_mutex_unlock(&s->lock);
-        if (job->code == OK) job->code = encode_job(s, job, &decoded, &job->error);
+        finish_job(s, job, &decoded);
         pthread_mutex_lock(&s->lock);
         job->state = JOB_DONE;
         pthread_cond_signal(&s->done);

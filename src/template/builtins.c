@@ -878,7 +878,7 @@ static ErrorCode do_from_json(Frame *f, Value *out) {
     char where[300];
     TRY(need_string(f, f->self));
     snprintf(where, sizeof where, "%.200s:%d: from_json", f->run->t->where, f->line);
-    TRY(json_parse_literals(where, f->self->bytes, f->self->size, &root, f->run->err));
+    TRY(json_parse_literals((JsonPlace){where, 1, false}, f->self->bytes, f->self->size, &root, f->run->err));
     *out = value_of_json(&f->run->arena, root, true);
     cJSON_Delete(root);
     return OK;

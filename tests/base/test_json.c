@@ -243,10 +243,11 @@ static void test_literals(void **state) {
     static const char line[] =
         "{\"a\": [1e5, {\"b\": -0}, 100.0], \"c\": 1e999, \"d\": "
         "1234567890123456789012345678901234567890123456789012345678901234567890, \"e\": \"7\"}";
+    const JsonPlace x = {.where = "x", .line = 1};
     cJSON *root = NULL;
     Error err = {0};
     (void)state;
-    assert_int_equal(json_parse_literals("x", line, sizeof line - 1, &root, &err), OK);
+    assert_int_equal(json_parse_literals(x, line, sizeof line - 1, &root, &err), OK);
     const cJSON *a = cJSON_GetObjectItem(root, "a");
     assert_string_equal(a->child->valuestring, "1e5");
     assert_true(a->child->valuedouble == 1e5);
@@ -257,9 +258,32 @@ static void test_literals(void **state) {
     cJSON_Delete(root);
     char *digits = mem_alloc(5000);
     memset(digits, '1', 4999);
-    assert_int_equal(json_parse_literals("x", digits, 4999, &root, &err), ERR_DATA);
+    assert_int_equal(json_parse_literals(x, digits, 4999, &root, &err), ERR_DATA);
     assert_string_equal(err.message, "x:1:1: this number has too many digits");
     free(digits);
+}
+
+/* A line of a file, a row of a table, a text without a name. */
+static void test_places(void **state) {
+    static const struct {
+        JsonPlace place;
+        const char *text, *message;
+    } bad[] = {{{"x", 7, false}, "{\"a\": {},\n\"b\": x}", "x:8:6: expected a value, found 'x'"},
+               {{"", 1, false}, "[x", "1:2: expected a value, found 'x'"},
+               {{"x", 7, true},
+                "{\"a\": {\"c\": 1}, \"b\": [1,\n x]}",
+                "x:7: in column \"b\": 2:2: expected a value, found 'x'"},
+               {{"x", 7, true},
+                "{\"a\": 1, 2}",
+                "x:7: in column \"a\": 1:4: expected a key in double quotes, found '2'"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        cJSON *root;
+        Error err = {0};
+        assert_int_equal(json_parse_literals(bad[i].place, bad[i].text, strlen(bad[i].text), &root, &err),
+                         ERR_DATA);
+        assert_string_equal(err.message, bad[i].message);
+    }
 }
 
 /* JSON is printed too: C1 and bidirectional marks are escaped, letters are not. */
@@ -275,12 +299,12 @@ static void test_unprintable(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lines),           cmocka_unit_test(test_literals),
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_long_numbers),    cmocka_unit_test(test_accepts_json),
-        cmocka_unit_test(test_members),         cmocka_unit_test(test_writer),
-        cmocka_unit_test(test_doubles_survive), cmocka_unit_test(test_damaged_input),
-        cmocka_unit_test(test_unprintable),
+        cmocka_unit_test(test_lines),         cmocka_unit_test(test_literals),
+        cmocka_unit_test(test_places),        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_depth),         cmocka_unit_test(test_long_numbers),
+        cmocka_unit_test(test_accepts_json),  cmocka_unit_test(test_members),
+        cmocka_unit_test(test_writer),        cmocka_unit_test(test_doubles_survive),
+        cmocka_unit_test(test_damaged_input), cmocka_unit_test(test_unprintable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

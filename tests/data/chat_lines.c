@@ -28,7 +28,8 @@ static void print_render(const char *line, size_t length) {
     JsonWriter w;
     json_start(&w, &out, 0);
     json_begin_object(&w);
-    ErrorCode code = json_parse_literals("stdin", line, length, &root, &err);
+    const JsonPlace place = {.where = "stdin", .line = 1};
+    ErrorCode code = json_parse_literals(place, line, length, &root, &err);
     if (code == OK) code = render(root, &text, &err);
     if (code == OK)
         json_put_bytes(&w, "text", text.data ? text.data : "", text.length);

@@ -20,7 +20,8 @@ typedef struct Ids {
     DocumentEnds ends;
 } Ids;
 
-static ChatForm form; /* of lines; AUTO unless a test sets it */
+static ChatForm form;   /* of lines; AUTO unless a test sets it */
+static const char *key; /* likewise NULL */
 
 static ErrorCode encode(const char *template, ChatLossOn loss_on, const char *line, Ids *out, Error *err) {
     Chat *c;
@@ -29,7 +30,7 @@ static ErrorCode encode(const char *template, ChatLossOn loss_on, const char *li
     *out = (Ids){0};
     *err = (Error){0};
     TRY(chat_open(&c, &o, tokenizer, err));
-    const ChatLine at = {.where = "a.jsonl", .number = 7, .form = form};
+    const ChatLine at = {.where = "a.jsonl", .number = 7, .form = form, .key = key};
     ErrorCode code = chat_encode_line(c, &at, line, strlen(line), &out->ids, &out->ends, &bytes, err);
     chat_close(c);
     return code;
@@ -231,7 +232,6 @@ static void test_refused_forms(void **state) {
     refuse(plain, shared, "message 2 is from \"narrator\": expected human, user, gpt");
     refuse(plain, both, "it has \"instruction\" and \"prompt\", which belong to two forms");
     refuse(plain, "{\"id\": 1, \"body\": \"x\"}", "no conversation: it has id, body; expected");
-    refuse(plain, "{\"prompt\": \"p\", \"chosen\": \"a\", \"rejected\": \"b\"}", "are preferences");
     refuse(plain, "{\"instruction\": 1, \"output\": \"a\"}", "\"instruction\" is no text");
     refuse(plain, "{\"instruction\": \"q\", \"output\": \"a\", \"history\": [[\"q\"]]}", "no pair of texts");
     refuse(plain, "{\"conversations\": [{\"from\": \"human\"}]}", "message 1 has no \"from\" and \"value\"");
@@ -243,6 +243,74 @@ static void test_refused_forms(void **state) {
     form = CHAT_PROMPT_COMPLETION;
     expect(plain, LOSS_ON_ASSISTANT, both, "Buser:\npE\nBassistant:\n[cE]\n|");
     form = CHAT_AUTO;
+}
+
+#define LISTS                                                                                               \
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": "     \
+    "\"a\"}], "                                                                                             \
+    "\"conversations\": [{\"from\": \"human\", \"value\": \"r\"}, {\"from\": \"gpt\", \"value\": \"b\"}], " \
+    "\"conversation\": [{\"from\": \"human\", \"value\": \"s\"}, {\"from\": \"gpt\", \"value\": \"c\"}]}"
+
+/* Of two forms in a line, the source names one by the form or by the member. */
+static void test_two_forms(void **state) {
+    (void)state;
+    refuse(plain, LISTS, "\"messages\" and \"conversations\", which belong to two forms");
+    refuse_as(CHAT_SHAREGPT, LISTS, "two lists of messages: name one with `key` in the source");
+    refuse_as(
+        CHAT_ALPACA, LISTS,
+        "expected \"instruction\" and \"output\", by chat_format: alpaca; without it, every form is read");
+    form = CHAT_MESSAGES;
+    expect(plain, LOSS_ON_ASSISTANT, LISTS, "Buser:\nqE\nBassistant:\n[aE]\n|");
+    form = CHAT_AUTO;
+    key = "conversation";
+    expect(plain, LOSS_ON_ASSISTANT, LISTS, "Buser:\nsE\nBassistant:\n[cE]\n|");
+    key = NULL;
+}
+
+/* Rejected answers must not be learned in silence, unless the source says what it wants. */
+static void test_preferences(void **state) {
+    (void)state;
+    static const char *const pairs[] = {
+        "{\"prompt\": \"p\", \"chosen\": \"a\", \"rejected\": \"b\"}",
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}], \"chosen\": \"a\", \"rejected\": \"b\"}",
+        "{\"prompt\": \"q\", \"completion\": \"a\", \"chosen\": \"x\"}",
+        "{\"instruction\": \"q\", \"output\": \"a\", \"rejected\": [\"b\"]}",
+        "{\"prompt\": \"q\", \"completion\": \"a\", \"label\": false}",
+        "{\"instruction\": \"q\", \"output\": \"a\", \"kto_tag\": true}"};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        refuse(plain, pairs[i], "stands for preferences (DPO, KTO), which weft does not train on");
+    refuse(plain, pairs[0], "write them as messages");
+    refuse(plain, pairs[4], "\"label\" stands for preferences");
+    refuse(plain, pairs[4], "give the source chat_format: prompt_completion");
+    static const char answer[] = "Buser:\nqE\nBassistant:\n[aE]\n|";
+    expect(plain, LOSS_ON_ASSISTANT,
+           "{\"instruction\": \"q\", \"output\": \"a\", \"label\": 1, \"chosen\": null}", answer);
+    form = CHAT_PROMPT_COMPLETION;
+    expect(plain, LOSS_ON_ASSISTANT, pairs[2], answer);
+    expect(plain, LOSS_ON_ASSISTANT, pairs[4], answer);
+    form = CHAT_AUTO;
+    key = "chosen";
+    expect(plain, LOSS_ON_ASSISTANT,
+           "{\"chosen\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": "
+           "\"a\"}], "
+           "\"rejected\": [], \"prompt\": \"q\"}",
+           answer);
+    key = NULL;
+}
+
+/* Positions are those of the line, or of a text in it, which is named. */
+static void test_json_in_json(void **state) {
+    (void)state;
+    refuse(plain, "{\"messages\": [}", "a.jsonl:7:15: expected a value");
+    refuse(plain,
+           "{\"conversations\": [{\"from\": \"human\", \"value\": \"q\"}, {\"from\": \"gpt\", \"value\": "
+           "\"a\"}], "
+           "\"tools\": \"[{not\"}",
+           "a.jsonl:7: the text of \"tools\" is no JSON: 1:3: expected a key");
+    refuse(plain,
+           "{\"conversations\": [{\"from\": \"human\", \"value\": \"q\"}, {\"from\": \"function_call\", "
+           "\"value\": \"not\"}]}",
+           "a.jsonl:7: the text of message 2 (function_call) is no JSON: 1:1: expected a value");
 }
 
 /* generate feeds exactly what preceded the answer in training, and stops where answers end. */
@@ -412,6 +480,9 @@ int main(void) {
                                        cmocka_unit_test(test_forms),
                                        cmocka_unit_test(test_shared_calls),
                                        cmocka_unit_test(test_refused_forms),
+                                       cmocka_unit_test(test_two_forms),
+                                       cmocka_unit_test(test_preferences),
+                                       cmocka_unit_test(test_json_in_json),
                                        cmocka_unit_test(test_refusals),
                                        cmocka_unit_test(test_prompt),
                                        cmocka_unit_test(test_rows),

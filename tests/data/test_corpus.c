@@ -256,7 +256,12 @@ static void test_bad_json_arrays(void **state) {
         {"[{},]", "bad.json:1: expected an element of the array, found ']'"},
         {"[,{}]", "expected an element of the array, found ','"},
         {"[{}]\n[{}]", "bad.json:2: expected nothing behind the array, found '['"},
-        {"[{}}]]", "expected nothing behind the array, found ']'"}};
+        {"[{}}]]", "expected nothing behind the array, found ']'"},
+        {"[{},\n{\"a\": [{\"b\": 1},\n{\"a\": []}\n]\n",
+         "bad.json:2: the file ends in or behind this element, before the end of its array (5:1: expected "
+         "',' "
+         "or '}', found the end); mend the element"},
+        {"[{},\n{\"a\" 1,\n{}]", "(2:6: expected ':' after the key, found '1'); mend the element"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         CorpusFile file = {.path = files_text("bad.json", bad[i][0])};
         Documents got;
@@ -270,6 +275,34 @@ static void test_bad_json_arrays(void **state) {
     Error err;
     assert_int_equal(collect(&empty, NULL, &got, &err), OK);
     assert_int_equal(got.count, 0);
+}
+
+/* A broken element ends where it would end unbroken, so that those behind it are read. */
+static void test_broken_elements(void **state) {
+    (void)state;
+    static const char *const broken[] = {
+        "{\"a\": [}", "{\"a\": [{\"b\": 1}}",    "{\"a\": 1]}",      "{\"a\": {]}}",
+        "[1}, {]",    "{\"a\": [[[{\"b\": 1}]}", "{\"a\": \"x\ny\"}"};
+    for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
+        char text[100];
+        CorpusReader *r;
+        CorpusChunk chunk;
+        bool more;
+        Error err;
+        snprintf(text, sizeof text, "[{\"n\": 1},\n%s,\n{\"n\": [2]}]", broken[i]);
+        CorpusFile file = {.path = files_text("broken.json", text)};
+        const char *expected[] = {"{\"n\": 1}", broken[i], "{\"n\": [2]}"};
+        assert_int_equal(corpus_open(&r, &file, NULL, &err), OK);
+        for (size_t k = 0; k < 3; k++) {
+            assert_int_equal(corpus_next(r, &chunk, &more, &err), OK);
+            assert_true(more);
+            if (chunk.length != strlen(expected[k]) || memcmp(chunk.bytes, expected[k], chunk.length) != 0)
+                fail_msg("%s: %.*s", text, (int)chunk.length, chunk.bytes);
+        }
+        assert_int_equal(corpus_next(r, &chunk, &more, &err), OK);
+        assert_false(more);
+        corpus_close(r);
+    }
 }
 
 static void expect_bad_line(const char *line, const char *key, const char *part) {
@@ -462,6 +495,8 @@ static void test_encodings(void **state) {
         {files_write("wide.txt", little, sizeof little - 1), utf8, ENCODING_UTF16},
         {files_write("unmarked.txt", little + 2, sizeof little - 3), utf8, ENCODING_UTF16},
         {files_write("big.txt", big, sizeof big - 1), utf8, ENCODING_UTF16},
+        {files_write("han.txt", han, sizeof han - 1), "\xe4\xb8\x80\xe4\xb8\x80\n\xe3\x80\x80",
+         ENCODING_UTF16},
         {files_path("wide.txt.gz"), utf8, ENCODING_UTF16},
         {files_text("latin.txt", latin), "\xc3\xa4 \xc2\x80\n\xc3\xbf", ENCODING_LATIN1},
         {files_text("western.txt", latin), "\xc3\xa4 \xe2\x82\xac\n\xc3\xbf", ENCODING_WINDOWS_1252}};
@@ -476,6 +511,20 @@ static void test_encodings(void **state) {
         assert_string_equal(rest.all.data, files[i].text + whole.chunk_ends[0]);
         text_free(&whole.all);
         text_free(&rest.all);
+    }
+}
+
+static void test_marked_as_utf8(void **state) {
+    (void)state;
+    static const TextEncoding encodings[] = {ENCODING_LATIN1, ENCODING_WINDOWS_1252};
+    for (size_t i = 0; i < 2; i++) {
+        CorpusFile file = {.path = files_text("mark.txt", "\xef\xbb\xbf\xc3\xa4"), .encoding = encodings[i]};
+        Documents got;
+        Error err;
+        assert_int_equal(collect(&file, NULL, &got, &err), ERR_DATA);
+        if (!strstr(err.message, "it begins with the mark of UTF-8: leave encoding out"))
+            fail_msg("%s", err.message);
+        text_free(&got.all);
     }
 }
 
@@ -501,8 +550,6 @@ static void test_bad_utf16(void **state) {
                            .encoding = ENCODING_UTF16};
         Documents got;
         Error err;
-        {files_write("han.txt", han, sizeof han - 1), "\xe4\xb8\x80\xe4\xb8\x80\n\xe3\x80\x80",
-         ENCODING_UTF16},
         assert_int_equal(collect(&file, NULL, &got, &err), ERR_DATA);
         if (!strstr(err.message, bad[i].words)) fail_msg("%s", err.message);
         text_free(&got.all);
@@ -520,20 +567,6 @@ static void test_any_bytes(void **state) {
                            .split = SPLIT_FILE,
                            .key = NULL,
                            .encoding = ENCODING_BYTES};
-static void test_marked_as_utf8(void **state) {
-    (void)state;
-    static const TextEncoding encodings[] = {ENCODING_LATIN1, ENCODING_WINDOWS_1252};
-    for (size_t i = 0; i < 2; i++) {
-        CorpusFile file = {.path = files_text("mark.txt", "\xef\xbb\xbf\xc3\xa4"), .encoding = encodings[i]};
-        Documents got;
-        Error err;
-        assert_int_equal(collect(&file, NULL, &got, &err), ERR_DATA);
-        if (!strstr(err.message, "it begins with the mark of UTF-8: leave encoding out"))
-            fail_msg("%s", err.message);
-        text_free(&got.all);
-    }
-}
-
         Documents got;
         ErrorCode code = collect(&file, NULL, &got, &err);
         if (code == OK) assert_int_equal(got.all.length, length);
@@ -729,6 +762,7 @@ int main(void) {
         cmocka_unit_test(test_json_lines),
         cmocka_unit_test(test_json_arrays),
         cmocka_unit_test(test_bad_json_arrays),
+        cmocka_unit_test(test_broken_elements),
         cmocka_unit_test(test_nul_in_json_lines),
         cmocka_unit_test(test_bad_json_lines),
         cmocka_unit_test(test_bad_files),
@@ -736,6 +770,7 @@ int main(void) {
         cmocka_unit_test(test_any_bytes),
         cmocka_unit_test(test_encodings),
         cmocka_unit_test(test_bad_utf16),
+        cmocka_unit_test(test_marked_as_utf8),
         cmocka_unit_test(test_text_is_not_refused),
         cmocka_unit_test(test_bad_zstd),
         cmocka_unit_test(test_gzip_members),
@@ -744,4 +779,3 @@ int main(void) {
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
-        cmocka_unit_test(test_marked_as_utf8),

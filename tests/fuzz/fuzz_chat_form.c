@@ -6,9 +6,9 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     Error err = {0};
+    const JsonPlace place = {.where = "line", .line = 1, .row = size > 0 && data[0] & 128};
     cJSON *line;
-    if (size < 1 || json_parse_literals("line", (const char *)data + 1, size - 1, &line, &err) != OK)
-        return 0;
+    if (size < 1 || json_parse_literals(place, (const char *)data + 1, size - 1, &line, &err) != OK) return 0;
     Conversation v = {.where = "file:1"};
     if (fuzz_ok(chat_form_read(&v, (ChatForm)(data[0] % 5), line, "messages", &err), &err)) {
         int count = 0;

@@ -70,6 +70,8 @@ write("chat-v2", "SNAPPY", "2.0", table=chats, use_compliant_nested_type=False, 
 write("chat-json", "ZSTD", table=pa.table({"messages": [None if i % 5 == 3 else "[]" if i % 2 else f' {{"n": {i}}}' for i in range(40)]}))
 polars.from_arrow(chats).write_parquet(out / "chat-polars", compression="zstd", row_group_size=17)
 duckdb.from_arrow(chats).query("t", f"copy t to '{out}/chat-duckdb' (format parquet)")
+write("chat-kto", table=pa.table({"prompt": ["p", "q"], "completion": ["a", "b"], "label": [True, False]}))
+write("chat-chosen", table=pa.table({"prompt": ["p"], "completion": ["a"], "chosen": [[{"role": "assistant", "content": "a"}]]}))
 
 
 # ---- by hand ----

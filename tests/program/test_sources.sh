@@ -135,6 +135,25 @@ for source in '{path: chat.jsonl, format: chat}' '{path: chat.json, format: chat
 done
 refused 65 "chat.parquet:1: there are no messages" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: chat.parquet, format: chat}]'
 refused 65 "rows.parquet: no column 'messages', 'conversations'" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: rows.parquet, format: chat}]'
+# Rejected answers are not learned, unless the source says which form it means.
+for kind in kto chosen; do
+    cp "$fixtures/chat-$kind" $kind.parquet
+    refused 65 "\"${kind/kto/label}\" stands for preferences (DPO, KTO), which weft does not train on" tokenize run.yaml data.chat_template=chat.jinja "data.sources=[{path: $kind.parquet, format: chat}]"
+    exits 0 "${chat[@]}" "data.sources=[{path: $kind.parquet, format: chat, chat_format: prompt_completion}]"
+done
+echo '{"prompt": "q", "completion": "a", "label": false}' >kto.jsonl
+refused 65 "kto.jsonl:1: \"label\" stands for preferences" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: kto.jsonl, format: chat}]'
+grep -q "bad_lines" err && fail "a line that is no broken JSON is advised to be skipped: $(cat err)"
+refused 65 'kto.parquet:1: in column "prompt": 1:1: expected a value' tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: kto.parquet, format: chat, column: prompt}]'
+# An element of an array that is broken is like a broken line, and the first one is reported.
+{ echo '['; for ((i = 0; i < 40; i++)); do echo '{"prompt": "q", "completion": "a"},'; done; echo '{"foo": 1},'; echo '{"messages": [},'; echo '{"prompt": "q", "completion": "a"}]'; } >broken.json
+refused 65 "broken.json:42: no conversation: it has foo" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: broken.json, format: chat}]'
+exits 0 "${chat[@]}" data.bad_lines_limit=2 'data.sources=[{path: broken.json, format: chat}]'
+grep -q "broken.json: 2 of 43 lines are broken and were skipped" err || fail "broken elements are not skipped: $(cat err)"
+sed -i /foo/d broken.json
+refused 65 "broken.json:42:15: expected a value, found '}'; data.bad_lines: skip leaves broken lines out" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: broken.json, format: chat}]'
+sed -i 's/^{"messages".*/{"foo": 1},/; $s/.$//' broken.json
+refused 65 "broken.json:42: no conversation: it has foo" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: broken.json, format: chat}]' # the file ends in its array, later
 refused 78 "text.txt: the key chat_format belongs to format: chat" tokenize run.yaml 'data.sources=[{path: text.txt, chat_format: alpaca}]'
 
 # ---- token files: the ids of text.txt, in the formats of other programs ----
@@ -206,6 +225,15 @@ refused 78 "data.dedup" train run.yaml run.dir=dedup 'data.sources=[twice.jsonl]
 exits 0 tokenize run.yaml 'data.sources=[{path: rows.jsonl, min_bytes: 12, max_bytes: 30}]'
 grep -q "documents were left out, since they have less text than min_bytes" err || fail "short documents are not said: $(cat err)"
 grep -q "documents were left out, since they have more text than max_bytes" err || fail "long documents are not said: $(cat err)"
+{ cat rows.jsonl; tail -1 rows.jsonl; } >once.jsonl
+exits 0 tokenize run.yaml data.dedup=exact 'data.sources=[once.jsonl]'
+grep -q "once.jsonl: 1 document was left out, since it had been there before" err || fail "one duplicate: $(cat err)"
+refused 65 "rows.jsonl: no document is left: 29 have less text than min_bytes: 1000" tokenize run.yaml 'data.sources=[{path: rows.jsonl, min_bytes: 1000}]'
+refused 65 "rows.jsonl: no document is left: 4 have less text than min_bytes: 8, 25 have more text than max_bytes: 8" tokenize run.yaml 'data.sources=[{path: rows.jsonl, min_bytes: 8, max_bytes: 8}]'
+: >nothing.txt
+refused 65 "nothing.txt: it is empty" tokenize run.yaml 'data.sources=[nothing.txt]'
+echo '{"text": ""}' >nothing.jsonl
+refused 65 "nothing.jsonl: no document is left: it holds no text" tokenize run.yaml 'data.sources=[nothing.jsonl]'
 refused 78 "no document would be left" tokenize run.yaml 'data.sources=[{path: rows.jsonl, min_bytes: 12, max_bytes: 3}]'
 
 # ---- export: what is written for other programs is read back as the same documents ----
@@ -222,18 +250,22 @@ for file in train-1.npy train-1.bin; do
     exits 0 tokenize run.yaml 'data.sources=[rows.jsonl]' data.cache_dir=right
     [ "$(ids back)" = "$(ids right)" ] || fail "$file: other ids than it was written from"
 done
+# Only text counts as text: neither the bytes of a document, nor those of a token, are others than before the export.
+limited() { exits 0 tokenize run.yaml "data.sources=[{$1, min_bytes: 12, max_bytes: 30}]" data.cache_dir=limited; cat out err | grep -oE '[0-9]+ documents, [0-9.]+ bytes a token'; }
+[ "$(limited 'path: exported/train-1.npy, format: tokens')" = "$(limited 'path: rows.jsonl')" ] || fail "limits of lengths: $(cat out err)"
+# Two exports at once: the second leaves the files of the first alone. A file of one that was killed is no obstacle.
+mkdir both
+echo old >both/train-0.npy.tmp
+flock both/train-0.npy.tmp "$weft" tokenize run.yaml --export npy --out both >out 2>err && fail "two exports wrote one file"
+grep -q "both/train-0.npy.tmp: another process writes it" err || fail "a second export: $(cat err)"
+[ "$(cat both/*)" = old ] || fail "a second export changed the files of the first: $(ls both)"
+exits 0 tokenize run.yaml --export npy --out both
+cmp both/train-0.npy exported/train-0.npy || fail "an export over the rest of a killed one"
+[ "$(ls both)" = train-0.npy ] || fail "an export left $(ls both)"
+refused 2 "--out is empty: name a directory" tokenize run.yaml --export npy --out ''
 refused 73 "exported/train-0.npy: exists" tokenize run.yaml --export npy --out exported
 refused 2 "expected npy or megatron" tokenize run.yaml --export csv
 refused 2 "--out belongs to --export" tokenize run.yaml --out x
-{ cat rows.jsonl; tail -1 rows.jsonl; } >once.jsonl
-exits 0 tokenize run.yaml data.dedup=exact 'data.sources=[once.jsonl]'
-grep -q "once.jsonl: 1 document was left out, since it had been there before" err || fail "one duplicate: $(cat err)"
-refused 65 "rows.jsonl: no document is left: 29 have less text than min_bytes: 1000" tokenize run.yaml 'data.sources=[{path: rows.jsonl, min_bytes: 1000}]'
-refused 65 "rows.jsonl: no document is left: 4 have less text than min_bytes: 8, 25 have more text than max_bytes: 8" tokenize run.yaml 'data.sources=[{path: rows.jsonl, min_bytes: 8, max_bytes: 8}]'
-: >nothing.txt
-refused 65 "nothing.txt: it is empty" tokenize run.yaml 'data.sources=[nothing.txt]'
-echo '{"text": ""}' >nothing.jsonl
-refused 65 "nothing.jsonl: no document is left: it holds no text" tokenize run.yaml 'data.sources=[nothing.jsonl]'
 refused 78 "a source has conversations" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: chat.jsonl, format: chat}]' --export npy
 refused 78 "data.validation_fraction cuts sources" tokenize run.yaml data.validation_fraction=0.2 --export npy
 refused 65 "--export megatron keeps where they end" tokenize run.yaml data.add_eos=false 'data.sources=[rows.jsonl]' --export npy --out more
@@ -252,6 +284,8 @@ lines() { for ((i = $1; i <= $2; i++)); do echo "{\"text\": \"line $i of many\"}
 { lines 1 40; echo '{"text": 7}'; lines 41 80; echo '{"tex'; lines 81 250; } >bad.jsonl
 lines 1 250 >good.jsonl
 refused 65 "bad.jsonl:41: the value of 'text' is not a string" tokenize run.yaml 'data.sources=[bad.jsonl]'
+sed 41d bad.jsonl >worse.jsonl
+refused 65 "worse.jsonl:81:6: a control byte in a string must be escaped; data.bad_lines: skip leaves broken lines out" tokenize run.yaml 'data.sources=[worse.jsonl]'
 refused 65 "2 of 252 lines are broken, more than data.bad_lines_limit (0.001)" tokenize run.yaml 'data.sources=[bad.jsonl]' data.bad_lines=skip data.bad_lines_limit=0.001
 refused 65 "data.bad_lines_limit (1)" tokenize run.yaml 'data.sources=[bad.jsonl]' data.bad_lines=skip data.bad_lines_limit=1 data.cache_dir=limited
 for ((i = 0; i < 2; i++)); do
@@ -259,19 +293,6 @@ for ((i = 0; i < 2; i++)); do
     grep -q "bad.jsonl: 2 of 252 lines are broken and were skipped" err || fail "skipped lines are not reported: $(cat err)"
 done
 grep -q '"file": *"bad.jsonl", *"line": *41,' cache/*/part-00000.bad.jsonl || fail "no list of bad lines: $(cat cache/*/*.bad.jsonl)"
-# Only text counts as text: neither the bytes of a document, nor those of a token, are others than before the export.
-limited() { exits 0 tokenize run.yaml "data.sources=[{$1, min_bytes: 12, max_bytes: 30}]" data.cache_dir=limited; cat out err | grep -oE '[0-9]+ documents, [0-9.]+ bytes a token'; }
-[ "$(limited 'path: exported/train-1.npy, format: tokens')" = "$(limited 'path: rows.jsonl')" ] || fail "limits of lengths: $(cat out err)"
-# Two exports at once: the second leaves the files of the first alone. A file of one that was killed is no obstacle.
-mkdir both
-echo old >both/train-0.npy.tmp
-flock both/train-0.npy.tmp "$weft" tokenize run.yaml --export npy --out both >out 2>err && fail "two exports wrote one file"
-grep -q "both/train-0.npy.tmp: another process writes it" err || fail "a second export: $(cat err)"
-[ "$(cat both/*)" = old ] || fail "a second export changed the files of the first: $(ls both)"
-exits 0 tokenize run.yaml --export npy --out both
-cmp both/train-0.npy exported/train-0.npy || fail "an export over the rest of a killed one"
-[ "$(ls both)" = train-0.npy ] || fail "an export left $(ls both)"
-refused 2 "--out is empty: name a directory" tokenize run.yaml --export npy --out ''
 skipped=$(grep ^tokens out)
 exits 0 tokenize run.yaml 'data.sources=[good.jsonl]'
 [ "$(grep ^tokens out)" = "$skipped" ] || fail "skipped lines leave something: $skipped, $(grep ^tokens out)"

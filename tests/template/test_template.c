@@ -17,7 +17,8 @@ static ErrorCode render(const char *text, const char *date, Text *out, TemplateS
     Template *t = NULL;
     cJSON *root;
     *err = (Error){0};
-    assert_int_equal(json_parse_literals("variables", variables, strlen(variables), &root, err), OK);
+    const JsonPlace place = {.where = "variables", .line = 1};
+    assert_int_equal(json_parse_literals(place, variables, strlen(variables), &root, err), OK);
     ErrorCode code = template_parse(&t, "chat.jinja", text, strlen(text), err);
     if (code == OK) code = template_render(t, root, date, out, spans, err);
     template_free(t);
