@@ -11,7 +11,7 @@
 #include "base/url.h"
 #include "remote/braces.h"
 
-enum { MOST_URL = 4096, MOST_HOST = 255 };
+enum { MOST_URL = 4096, MOST_HOST = 255, MOST_PORT = 65535 };
 
 /* `format` has one %s, the URL as it may be printed. */
 #define refuse(url, err, ...) refuse_url(url, err, error_set(err, ERR_CONFIG, __VA_ARGS__))
@@ -67,39 +67,35 @@ static bool is_bucket(const char *s, size_t length) {
     return length >= 3 && length <= MOST_HOST;
 }
 
-/* Whether a parameter is named as secrets are. */
-static bool names_secret(const char *name, size_t length) {
-    static const char *const words[] = {"sig",    "token",    "key",  "cred",
-                                        "secret", "password", "auth", "accessid"};
-    for (size_t at = 0; at < length; at++)
-        for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-            if (length - at >= strlen(words[i]) && strncasecmp(name + at, words[i], strlen(words[i])) == 0)
-                return true;
-    return false;
+/* Of "host:port" and "[address]:port"; an empty one, or none, is fine. */
+static bool has_valid_port(const char *authority, size_t length) {
+    const char *end = authority + length, *colon = memrchr(authority, ':', length);
+    const char *bracket = memrchr(authority, ']', length);
+    unsigned port = 1;
+    if (!colon || (bracket && colon < bracket)) return true;
+    for (const char *p = colon + 1; p < end && port <= MOST_PORT; p++) {
+        if (!isdigit((unsigned char)*p)) return false;
+        port = (p == colon + 1 ? 0 : 10 * port) + (unsigned)(*p - '0');
+    }
+    return port > 0 && port <= MOST_PORT;
 }
 
-static bool has_secret(const char *query) {
-    for (const char *p = query; *p;) {
-        size_t length = strcspn(p, "&");
-        if (names_secret(p, strcspn(p, "=&"))) return true;
-        p += length + (p[length] == '&');
-    }
-    return false;
+static ErrorCode refuse_secret(const char *url, Error *err) {
+    return refuse(url, err,
+                  "its query holds a key, token or signature, which the run directory would keep with the "
+                  "configuration: use s3:// with credentials from the environment, or download the file");
 }
 
 static ErrorCode check_http(const Location *l, const char *url, Error *err) {
-    const char *query = strchr(l->path, '?');
-    size_t path = query ? (size_t)(query - l->path) : strlen(l->path);
+    size_t path = strcspn(l->path, "?");
     if (!is_host(l->authority, l->authority_length)) return refuse(url, err, "no valid host");
+    if (!has_valid_port(l->authority, l->authority_length))
+        return refuse(url, err, "no valid port: expected 1 to %d", MOST_PORT);
     if (has_scheme(url, "http://") && !location_is_loopback(url))
         return refuse(url, err,
                       "http:// is read only from this machine (localhost, 127.0.0.1): use https://");
     if (strchr(l->path, '#')) return refuse(url, err, "a fragment (#) has no meaning here; write %%23");
-    if (query && has_secret(query + 1))
-        return refuse(
-            url, err,
-            "its query holds a key, token or signature, which the run directory would keep with the "
-            "configuration: use s3:// with credentials from the environment, or download the file");
+    if (url_has_secret(url)) return refuse_secret(url, err);
     if (path == 0 || l->path[path - 1] == '/') return refuse(url, err, "the URL names no file");
     return OK;
 }
@@ -109,6 +105,7 @@ static ErrorCode check_s3(const Location *l, const char *url, Error *err) {
         return refuse(url, err,
                       "no valid bucket: expected s3://BUCKET/KEY with 3 or more letters, digits, - or .");
     if (!*l->path) return refuse(url, err, "no key after the bucket: expected s3://BUCKET/KEY");
+    if (url_has_secret(url)) return refuse_secret(url, err);
     return OK;
 }
 
@@ -151,8 +148,10 @@ ErrorCode location_check(const char *url, Error *err) {
 }
 
 ErrorCode location_check_prefix(Location *l, const char *url, Error *err) {
+    TRY(check_characters(url, err));
+    if (!has_scheme(url, "s3://")) return refuse(url, err, "expected s3://BUCKET/PREFIX");
     TRY(location_read(l, url, err));
-    if (l->s3 && !strpbrk(l->path, "*?[]{}")) return OK;
+    if (!strpbrk(l->path, "*?[]{}")) return OK;
     return refuse(url, err, "expected s3://BUCKET/PREFIX, without a pattern");
 }
 

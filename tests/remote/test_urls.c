@@ -20,6 +20,9 @@ static void test_urls(void **state) {
         "http://[::1]:80/a.txt",
         "s3://bucket/corpus/*.jsonl",
         "s3://my.bucket-1/a?b#c@d",
+        "s3://bucket/year=202?/tokens=3/part-?-key.parquet",
+        "https://host:/a",
+        "https://host:65535/a",
         "S3://bucket/{a,b}/[0-9].txt",
     };
     static const char *const bad[][2] = {
@@ -33,6 +36,14 @@ static void test_urls(void **state) {
          "https://host/a: its query holds a key, token or signature"},
         {"https://host/a?b=c&sig=hunter2", "its query holds a key, token or signature"},
         {"https://host/a?ACCESS_TOKEN=hunter2", "its query holds a key, token or signature"},
+        {"https://host/a?pwd=hunter2", "its query holds a key, token or signature"},
+        {"https://host/a?user=x&passwd=hunter2", "its query holds a key, token or signature"},
+        {"https://host:99999/a", "no valid port: expected 1 to 65535"},
+        {"https://host:0/a", "no valid port"},
+        {"https://host:8o/a", "no valid port"},
+        {"https://[::1]:65536/a", "no valid port"},
+        {"s3://name:hunter2@bucket/a", "s3://bucket/a: a name or password in a URL is refused"},
+        {"s3://bucket/a?X-Amz-Signature=hunter2", "s3://bucket/a: its query holds a key"},
         {"https://host/", "the URL names no file"},
         {"https://host", "the URL names no file"},
         {"https:///a", "no valid host"},
@@ -64,12 +75,36 @@ static void test_urls(void **state) {
     }
 }
 
+/* checkpoint.mirror */
+static void test_prefixes(void **state) {
+    static const char *const bad[][2] = {
+        {"/tmp/x", "/tmp/x: expected s3://BUCKET/PREFIX"},
+        {"https://name:hunter2@host/a", "https://host/a: expected s3://BUCKET/PREFIX"},
+        {"s3://name:hunter2@bucket/a", "s3://bucket/a: a name or password in a URL is refused"},
+        {"s3://bucket/a?X-Amz-Signature=hunter2", "s3://bucket/a: its query holds a key"},
+        {"s3://bucket/a*", "expected s3://BUCKET/PREFIX, without a pattern"},
+        {"s3://bucket", "no key after the bucket"},
+    };
+    Location l;
+    Error err = {0};
+    (void)state;
+    assert_int_equal(location_check_prefix(&l, "s3://bucket/runs/one/", &err), OK);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(location_check_prefix(&l, bad[i][0], &err), ERR_CONFIG);
+        if (!strstr(err.message, bad[i][1])) fail_msg("%s: %s", bad[i][0], err.message);
+        assert_null(strstr(err.message, "hunter2"));
+        assert_null(strstr(err.message, "or https://"));
+    }
+}
+
 static void test_shown(void **state) {
     static const char *const cases[][2] = {
         {"https://name:hunt@r2@host/a?sig=hunter2#x", "https://host/a"},
         {"https://host?hunter2/@a", "https://host"},
         {"https://host/a@b", "https://host/a@b"},
         {"s3://bucket/a?b", "s3://bucket/a?b"},
+        {"s3://name:hunter2@bucket/a@b", "s3://bucket/a@b"},
+        {"S3://bucket/a?b&token=hunter2", "S3://bucket/a"},
         {"a/b?c", "a/b?c"},
     };
     (void)state;
@@ -307,10 +342,15 @@ static void test_profiles(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_urls),     cmocka_unit_test(test_shown),
-        cmocka_unit_test(test_braces),   cmocka_unit_test(test_percent),
-        cmocka_unit_test(test_listing),  cmocka_unit_test(test_listing_refusals),
-        cmocka_unit_test(test_problem),  cmocka_unit_test(test_access),
+        cmocka_unit_test(test_urls),
+        cmocka_unit_test(test_prefixes),
+        cmocka_unit_test(test_shown),
+        cmocka_unit_test(test_braces),
+        cmocka_unit_test(test_percent),
+        cmocka_unit_test(test_listing),
+        cmocka_unit_test(test_listing_refusals),
+        cmocka_unit_test(test_problem),
+        cmocka_unit_test(test_access),
         cmocka_unit_test(test_profiles),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
