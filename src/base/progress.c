@@ -50,11 +50,15 @@ static const char *amount(double value, char out[32]) {
     return out;
 }
 
+/* What was counted may be taken back, and more: a transfer begins again, of which a part was there at the
+ * start. Less than a byte, of megabytes, is a rounding error. */
+static double amount_done(const Progress *p) { return p->done > 1e-7 ? p->done : 0; }
+
 /* "label [=====>    ]  43%  12.3 / 28.6 MB  4.1 MB/s  3.9s left"; without the bar if not on a terminal. */
 static void describe(const Progress *p, double now, bool bar, Text *out) {
     char done[32], total[32], rate[32], left[16];
-    double seconds = now - p->started, speed = seconds > 0 ? p->done / seconds : 0;
-    double share = p->total > 0 ? fmin(fmax(p->done / p->total, 0), 1) : 0;
+    double count = amount_done(p), seconds = now - p->started, speed = seconds > 0 ? count / seconds : 0;
+    double share = p->total > 0 ? fmin(count / p->total, 1) : 0;
     text_puts(out, p->label);
     if (bar && p->total > 0) {
         enum { CELLS = 24 };
@@ -66,13 +70,13 @@ static void describe(const Progress *p, double now, bool bar, Text *out) {
         text_puts(out, ":");
     }
     if (p->total > 0)
-        text_printf(out, " %3.0f%%  %s / %s %s", share * 100, amount(p->done, done), amount(p->total, total),
+        text_printf(out, " %3.0f%%  %s / %s %s", share * 100, amount(count, done), amount(p->total, total),
                     p->unit);
     else
-        text_printf(out, " %s %s", amount(p->done, done), p->unit);
+        text_printf(out, " %s %s", amount(count, done), p->unit);
     text_printf(out, "  %s %s/s", amount(speed, rate), p->unit);
-    if (p->total > p->done && speed > 0)
-        text_printf(out, "  %s left", clock_duration((p->total - p->done) / speed, left));
+    if (p->total > count && speed > 0)
+        text_printf(out, "  %s left", clock_duration((p->total - count) / speed, left));
 }
 
 /* The caller holds the mutex. */
@@ -120,10 +124,10 @@ void progress_add(Progress *p, double more) {
 void progress_finish(Progress *p) {
     if (!p) return;
     char done[32], rate[32], took[16];
-    double seconds = clock_seconds() - p->started;
+    double count = amount_done(p), seconds = clock_seconds() - p->started;
     log_status("%s", "");
-    log_info("%s: %s %s in %s (%s %s/s)", p->label, amount(p->done, done), p->unit,
-             clock_duration(seconds, took), amount(seconds > 0 ? p->done / seconds : 0, rate), p->unit);
+    log_info("%s: %s %s in %s (%s %s/s)", p->label, amount(count, done), p->unit,
+             clock_duration(seconds, took), amount(seconds > 0 ? count / seconds : 0, rate), p->unit);
     pthread_mutex_destroy(&p->mutex);
     free(p->label);
     free(p->unit);

@@ -186,6 +186,13 @@ static void work(void) {
     p = progress_start("open end", 0, "MB");
     progress_set(p, 12.5);
     progress_finish(p);
+    p = progress_start("taken back", 0.5, "MB");
+    for (int i = 0; i < 10; i++) progress_add(p, 0.01);
+    progress_add(p, -0.1); /* leaves a rounding error */
+    progress_finish(p);
+    p = progress_start("taken back", 0.5, "MB");
+    progress_add(p, -0.01);
+    progress_finish(p);
 }
 
 static void test_progress(void **state) {
@@ -197,7 +204,9 @@ static void test_progress(void **state) {
     assert_non_null(strstr(out.data, "\nopen end: 12.5 MB in "));
     int lines = 0;
     for (const char *p = out.data; *p; p++) lines += *p == '\n';
-    assert_int_equal(lines, 2);
+    assert_int_equal(lines, 4);
+    assert_non_null(strstr(out.data, "\ntaken back: 0 MB in "));
+    assert_null(strchr(out.data, '-'));
     text_clear(&out);
     setenv("TERM", "xterm", 1);
     capture(work, true, &out);
