@@ -2,10 +2,11 @@
  *
  *     probe --> .about.json names the version --> .part grows by ranges --> whole: synced, renamed
  *                        ^                              |
- *                        +---- another version (412, another ETag): at most MOST_VERSIONS times
+ *                        +---- another version (412, another ETag or date): at most MOST_VERSIONS times
  *
  *  D1. Bytes are appended to .part only from answers that begin where it ends and are of the version in
- *      .about.json: by If-Match, and by the answer's ETag and size.
+ *      .about.json: by If-Match and the answer's ETag and size; without a strong ETag, by If-Unmodified-Since
+ *      and the answer's Last-Modified and size. Without that too, all bytes of .part are of one answer.
  *  D2. .part of an earlier process is continued only in the same boot: after a power failure its end might
  *      not be what was written. */
 #include <errno.h>
@@ -71,7 +72,8 @@ bool remote_has_copy(const Remote *r, const RemoteFile *file, uint64_t *part) {
 
 /* ---- the answer ---- */
 
-/* A strong ETag is compared by the server; else the time of change is. */
+/* A strong ETag is compared by the server; else the time of change is. NULL: neither is known, and there is
+ * no telling whether a later answer goes on with the same bytes. */
 static const char *condition(const RemoteFile *file, char out[HTTP_ETAG + 32]) {
     if (is_strong(file->etag))
         snprintf(out, HTTP_ETAG + 32, "If-Match: %s", file->etag);
@@ -82,6 +84,11 @@ static const char *condition(const RemoteFile *file, char out[HTTP_ETAG + 32]) {
     return out;
 }
 
+static bool can_go_on(const RemoteFile *file) {
+    char unused[HTTP_ETAG + 32];
+    return condition(file, unused) != NULL;
+}
+
 static bool truncate_part(Download *d) {
     progress_add(d->progress, -(double)d->at / 1e6);
     d->at = 0;
@@ -90,12 +97,25 @@ static bool truncate_part(Download *d) {
     return false;
 }
 
+/* A server may leave out what it has named before, unless bytes of an earlier answer depend on it. */
+static bool agrees(const char *expected, const char *found, bool needed) {
+    return !*expected || (*found ? strcmp(expected, found) == 0 : !needed);
+}
+
+/* Servers may ignore conditions, so the answer's version is compared too. */
+static bool is_of_version(const Download *d, const HttpReply *reply) {
+    const RemoteFile *file = d->file;
+    bool strong = is_strong(file->etag), goes_on = d->at > 0;
+    return agrees(file->etag, reply->etag, goes_on && strong) &&
+           (strong || agrees(file->modified, reply->modified, goes_on));
+}
+
 /* The first bytes of an answer: whether it is what was asked for. */
 static bool check_answer(Download *d, const HttpReply *reply) {
     const RemoteFile *file = d->file;
     uint64_t size = reply->status == HTTP_PARTIAL ? reply->size : reply->length;
     bool stated = reply->status == HTTP_PARTIAL ? reply->has_range : reply->has_length;
-    if (*file->etag && *reply->etag && strcmp(file->etag, reply->etag) != 0) {
+    if (!is_of_version(d, reply)) {
         d->changed = true;
         return false;
     }
@@ -159,13 +179,31 @@ static ErrorCode begin_part(Download *d, Error *err) {
     return store_set_about(d->remote->store, f->entry, &about, err);
 }
 
-static void report_change(const Remote *r, const RemoteFile *file) {
+static void add_change(Text *out, const char *what, const char *now, const char *before) {
+    if (strcmp(now, before) == 0) return;
+    text_printf(out, "%s%s %s, before %s", out->length ? "; " : "", what, *now ? now : "none",
+                *before ? before : "none");
+}
+
+static void report_change(const RemoteFile *file, const StoredAbout *about) {
+    Text changes = {0};
+    char now[24], before[24];
+    snprintf(now, sizeof now, "%" PRIu64, file->size);
+    snprintf(before, sizeof before, "%" PRIu64, about->size);
+    add_change(&changes, "ETag", file->etag, about->etag);
+    add_change(&changes, "Last-Modified", file->modified, about->modified);
+    add_change(&changes, "bytes", now, before);
+    log_warn("%s: changed on the server (%s); it is fetched again", file->name, changes.data);
+    text_free(&changes);
+}
+
+/* The hash of before is not that of another version. */
+static void take_change(const Download *d) {
     StoredAbout about;
-    if (store_about(r->store, file->entry, &about) && !remote_is_version(&about, file))
-        log_warn("%s: changed on the server (ETag %s, before %s; %" PRIu64 " bytes, before %" PRIu64
-                 "); it is fetched again",
-                 file->name, *file->etag ? file->etag : "none", *about.etag ? about.etag : "none", file->size,
-                 about.size);
+    if (store_about(d->remote->store, d->file->entry, &about) && !remote_is_version(&about, d->file)) {
+        report_change(d->file, &about);
+        d->file->sha256[0] = '\0';
+    }
     store_about_free(&about);
 }
 
@@ -174,10 +212,8 @@ static ErrorCode open_part(Download *d, Error *err) {
     uint64_t part;
     if (d->fd >= 0) close(d->fd);
     d->fd = -1;
-    char unused[HTTP_ETAG + 32];
     remote_has_copy(d->remote, d->file, &part);
-    report_change(d->remote, d->file);
-    if (!condition(d->file, unused)) part = 0; /* there is no telling what its bytes are of */
+    if (!can_go_on(d->file)) part = 0;
     if (part == 0) TRY(begin_part(d, err));
     TRY(file_open_own(d->part, O_RDWR | O_CREAT, &d->fd, err));
     d->at = part;
@@ -191,6 +227,7 @@ static ErrorCode take_other_version(Download *d, Error *err) {
                          MOST_VERSIONS);
     progress_add(d->progress, -(double)d->at / 1e6);
     TRY(remote_probe(d->remote, d->file, err));
+    take_change(d);
     /* What is wrong with an answer may be wrong with the bytes before it. */
     if (*d->wrong) TRY(begin_part(d, err));
     TRY(open_part(d, err));
@@ -208,14 +245,25 @@ static ErrorCode wait_or_end(Download *d, const HttpRequest *q, HttpReply *reply
     return http_refuse(d->file->name, q, reply, err);
 }
 
+/* Without a version, what comes is of one answer (D1): each begins at byte 0. */
+static const char *advice_of(const RemoteFile *file) {
+    return can_go_on(file)
+               ? "run again to go on from there"
+               : "the server names no version (a strong ETag, Last-Modified), so each try begins at byte 0: "
+                 "download the file";
+}
+
 /* One answer. *more: another one is needed. */
 static ErrorCode take_answer(Download *d, bool *more, Error *err) {
     char match[HTTP_ETAG + 32];
+    bool goes_on = can_go_on(d->file);
+    if (!goes_on && d->at > 0 && !truncate_part(d)) return *err = d->error, err->code;
     Answer answer = {.download = d};
     HttpRequest q = {.ranged = d->at > 0,
                      .from = d->at,
                      .to = UINT64_MAX,
                      .condition = condition(d->file, match),
+                     .advice = advice_of(d->file),
                      .sink = take_bytes,
                      .ctx = &answer};
     HttpReply reply = {0};
@@ -228,7 +276,7 @@ static ErrorCode take_answer(Download *d, bool *more, Error *err) {
     bool other = d->changed || *d->wrong || reply.status == HTTP_CHANGED || reply.status == HTTP_NO_RANGE;
     bool short_of = success && !*reply.failure;
     *more = d->error.code != OK || d->at < d->file->size || other;
-    if (d->at >= before + ENOUGH_PROGRESS) d->tries = 0;
+    if (goes_on && d->at >= before + ENOUGH_PROGRESS) d->tries = 0;
     if (d->error.code != OK)
         *err = d->error, code = err->code;
     else if (other)
@@ -250,6 +298,7 @@ static ErrorCode finish(Download *d, Error *err) {
 }
 
 static ErrorCode fetch(Download *d, Error *err) {
+    take_change(d);
     TRY(open_part(d, err));
     bool more = d->at < d->file->size;
     while (more) TRY(take_answer(d, &more, err));

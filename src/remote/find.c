@@ -165,7 +165,7 @@ static ErrorCode list(Remote *r, Found *f, Wanted *w, bool *denied, Error *err) 
     ErrorCode code = OK;
     *denied = false;
     do {
-        HttpRequest q = {.method = "GET"};
+        HttpRequest q = {.method = "GET", .advice = "try again later"};
         HttpReply reply = {0};
         Text query = {0}, name = {0};
         add_query(w, next, &query);

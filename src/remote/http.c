@@ -110,14 +110,18 @@ ErrorCode http_send_again(HttpClient *client, const HttpRequest *request, HttpRe
 }
 
 static const char *advice_of(const HttpRequest *q, int status) {
-    bool s3 = q->access, is_signed = s3 && q->access->key_id;
-    if (status == 404) return s3 ? "check bucket, key and AWS_ENDPOINT_URL" : "check the URL";
+    bool s3 = q->access, is_signed = s3 && q->access->key_id, reads = strcmp(q->method, "GET") == 0;
+    if (status == 404)
+        return !s3     ? "check the URL"
+               : reads ? "check bucket, key and AWS_ENDPOINT_URL"
+                       : "check bucket and AWS_ENDPOINT_URL";
     if (status == 301) return "set AWS_REGION to the region of the bucket";
     if (status == 401 || status == 403)
-        return is_signed ? "check the credentials, what they may read, and AWS_REGION"
-               : s3      ? "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-                         : "weft sends no credentials to https:// sources: download the file";
-    return "try again later";
+        return !s3          ? "weft sends no credentials to https:// sources: download the file"
+               : !is_signed ? "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+               : reads      ? "check the credentials, what they may read, and AWS_REGION"
+                            : "check the credentials, what they may write, and AWS_REGION";
+    return q->advice;
 }
 
 static ErrorCode code_of(int status) { return status >= 400 && status < 500 ? ERR_NOINPUT : ERR_IO; }
@@ -125,11 +129,15 @@ static ErrorCode code_of(int status) { return status >= 400 && status < 500 ? ER
 ErrorCode http_refuse(const char *name, const HttpRequest *request, const HttpReply *reply, Error *err) {
     S3Problem p = s3_problem_read(reply->body.data, reply->body.length);
     char tries[32] = "";
+    bool failed = reply->status == 0 || (*reply->failure && reply->status < 400);
+    const char *advice = failed ? request->advice : advice_of(request, reply->status);
+    const char *then = advice ? "; " : "";
+    if (!advice) advice = "";
     if (reply->again) snprintf(tries, sizeof tries, ", also after %d tries", MOST_TRIES);
-    if (reply->status == 0 || (*reply->failure && reply->status < 400))
-        return error_set(err, ERR_IO, "%s: %s%s; run again to go on from there", name,
-                         *reply->failure ? reply->failure : "no answer", tries);
-    return error_set(err, code_of(reply->status), "%s: the server answers %d%s%s%s%s%s%s; %s", name,
+    if (failed)
+        return error_set(err, ERR_IO, "%s: %s%s%s%s", name, *reply->failure ? reply->failure : "no answer",
+                         tries, then, advice);
+    return error_set(err, code_of(reply->status), "%s: the server answers %d%s%s%s%s%s%s%s%s", name,
                      reply->status, *p.code ? " " : "", p.code, *p.message ? " (" : "", p.message,
-                     *p.message ? ")" : "", tries, advice_of(request, reply->status));
+                     *p.message ? ")" : "", tries, then, advice);
 }

@@ -24,6 +24,7 @@ typedef struct HttpReply {
     bool again;                 /* this may pass: worth another try */
     char etag[HTTP_ETAG], modified[HTTP_DATE], region[HTTP_REGION];
     bool has_length, has_range;
+    bool html;            /* Content-Type is that of a page */
     uint64_t length;      /* Content-Length */
     uint64_t first, size; /* Content-Range: of the first byte, of the whole file */
     double retry_after;   /* seconds */
@@ -45,6 +46,7 @@ typedef struct HttpRequest {
     HttpSink *sink;
     void *ctx;
     bool patient;            /* the server may think for minutes before it answers */
+    const char *advice;      /* for http_refuse, after what may pass: what to do; NULL: nothing */
     const atomic_bool *stop; /* ends the transfer when it is set; NULL: nothing does */
 } HttpRequest;
 

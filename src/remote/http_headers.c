@@ -55,12 +55,17 @@ static void take_wait(HttpReply *r, const char *value) {
     r->retry_after = take_number(&value, &seconds) && !*value ? (double)seconds : 0;
 }
 
+static bool is_page(const char *type) {
+    return strncasecmp(type, "text/html", 9) == 0 || strncasecmp(type, "application/xhtml", 17) == 0;
+}
+
 static void take(HttpReply *r, Text *target, const char *name, const char *value, size_t length) {
     char text[MOST_NUMBER];
     copy(text, sizeof text, value, length);
     if (strcmp(name, "etag") == 0) copy(r->etag, sizeof r->etag, value, length);
     if (strcmp(name, "last-modified") == 0) copy(r->modified, sizeof r->modified, value, length);
     if (strcmp(name, "x-amz-bucket-region") == 0) copy(r->region, sizeof r->region, value, length);
+    if (strcmp(name, "content-type") == 0) r->html = is_page(text);
     if (strcmp(name, "content-range") == 0) take_range(r, text);
     if (strcmp(name, "content-length") == 0) take_length(r, text);
     if (strcmp(name, "retry-after") == 0) take_wait(r, text);

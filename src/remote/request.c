@@ -1,6 +1,7 @@
 /* Requests for files, whether of a web server or of an object store. */
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "remote/internal.h"
 
@@ -48,7 +49,26 @@ static bool take_nothing(void *ctx, const HttpReply *reply, const char *bytes, s
     return false;
 }
 
+static bool ends_with(const char *text, const char *end) {
+    size_t length = strlen(text), tail = strlen(end);
+    return length >= tail && strcasecmp(text + length - tail, end) == 0;
+}
+
+/* Servers answer 200 with a page where one has to log in, or where there is no such file. */
+static ErrorCode check_page(const RemoteFile *file, const HttpReply *reply, Error *err) {
+    static const char *const pages[] = {".html", ".htm", ".xhtml"};
+    if (!file->url || !reply->html) return OK;
+    for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
+        if (ends_with(file->name, pages[i])) return OK;
+    return error_set(err, ERR_DATA,
+                     "%s: the server sends an HTML page (by its Content-Type), as for a login or an error: "
+                     "check the URL in a browser, or download the file; only names that end in .html may be "
+                     "pages",
+                     file->name);
+}
+
 static ErrorCode take_version(RemoteFile *file, const HttpReply *reply, Error *err) {
+    TRY(check_page(file, reply, err));
     bool partial = reply->status == HTTP_PARTIAL && reply->has_range;
     bool empty = reply->status == HTTP_NO_RANGE && !reply->size && !reply->has_range;
     if (!partial && !empty && !reply->has_length)
@@ -69,6 +89,7 @@ static ErrorCode take_version(RemoteFile *file, const HttpReply *reply, Error *e
 /* A GET of the first byte, since HEAD is not implemented everywhere, or needs other permissions. */
 ErrorCode remote_probe(Remote *r, RemoteFile *file, Error *err) {
     HttpRequest q = {.ranged = true, .from = 0, .to = 0, .sink = take_nothing};
+    if (r->store) q.advice = "try again later"; /* not to a run that mirrors its checkpoints */
     HttpReply reply;
     TRY(remote_get(r, file, false, &q, &reply, err));
     bool known = (reply.status == 200 || reply.status == HTTP_PARTIAL || reply.status == HTTP_NO_RANGE) &&

@@ -98,14 +98,15 @@ AWS_ENDPOINT_URL=http://$base AWS_SESSION_TOKEN='' exits 0 tokenize run.yaml 'da
 for secret in "$AWS_SECRET_ACCESS_KEY" "$AWS_SESSION_TOKEN" "$AWS_ACCESS_KEY_ID"; do
     ! grep -rlF "$secret" r cache out err || fail "the secret $secret is in these files"
 done
-for url in 'https://user:hunter2@host/a.txt' 'https://host/a.txt?X-Amz-Signature=hunter2' 'https://host/a.txt?access_token=hunter2'; do
+for url in 'https://user:hunter2@host/a.txt' 'https://host/a.txt?X-Amz-Signature=hunter2' 'https://host/a.txt?access_token=hunter2' \
+    'https://host/a.txt?pwd=hunter2' 's3://user:hunter2@data/a.txt' 's3://data/a.txt?X-Amz-Signature=hunter2'; do
     expect 78 train run.yaml run.dir=leak "data.sources=['$url']"
     hasnt err hunter2
     [ ! -e leak ] || fail "a run directory was made for $url"
     expect 66 tokenizer train "$url" --vocab 260 --out t.json
     hasnt err hunter2
 done
-for url in ftp://host/a http://example.org/a.txt https://host/ 'https://host/*.txt' 's3://bucket' gs://bucket/a; do
+for url in ftp://host/a http://example.org/a.txt https://host/ https://host:99999/a.txt 'https://host/*.txt' 's3://bucket' gs://bucket/a; do
     refused 78 "" "$url"
 done
 
@@ -193,6 +194,24 @@ says "s3://data/corpus/00.txt: changed on the server"
 mv kept.txt s3/data/corpus/00.txt
 [ "$(tokens 'data.sources=["s3://data/corpus/00.txt"]')" = "$before" ] || fail "the file of before gives other data"
 
+# ---- a file that changes while it is fetched, on a server that has no strong ETag and heeds no condition: never parts of two versions ----
+cp s3/data/large.txt kept.txt
+tr a-z b-za <kept.txt >changed.txt
+changed=$(tokens 'data.sources=[changed.txt]')
+for version in dated weak noetag; do
+    forget
+    cp changed.txt s3/data/large.txt.next
+    touch -d '2001-02-03 04:05:06 UTC' s3/data/large.txt.next
+    faults "99 large $version" '1 large none' '1 large swap 100000'
+    [ "$(tokens 'data.sources=["s3://data/large.txt"]')" = "$changed" ] || fail "$version: other data after a change: $(cat err s3.log)"
+    [ "$version" != dated ] || says 'large.txt: changed on the server (Last-Modified Sat, 03 Feb 2001 04:05:06 GMT, before '
+    cp kept.txt s3/data/large.txt
+done
+forget
+faults '99 large dated' '1 large none' '1 large cut 100000'
+[ "$(tokens 'data.sources=["s3://data/large.txt"]')" = "$large" ] || fail "other data by Last-Modified: $(cat err s3.log)"
+[ "$(requests "$rest")" -ge 1 ] || fail "a cut transfer of a file with Last-Modified began again: $(cat s3.log)"
+
 # ---- a limit of size: the least recently used go; tokens stay ----
 forget
 gib() { awk -v bytes="$1" 'BEGIN { printf "%.9f", bytes / 2^30 }'; }
@@ -243,6 +262,11 @@ says "the server names no version"
 refused 66 "the server answers 404" "$web/pages/none.txt"
 printf '9 00.txt unsized\n' >web.faults
 refused 65 "states no length" "$web/pages/00.txt"
+
+cp web/pages/00.txt web/pages/page.html
+printf '9 /pages/ type text/html;charset=utf-8\n' >web.faults
+refused 65 "01.txt: the server sends an HTML page" "$web/pages/01.txt"
+[ "$(tokens "data.sources=['$web/pages/page.html']")" = "$before" ] || fail "a page that is named as one"
 
 # ---- the connection that stalled ----
 wait $stalling || fail "a connection that stalls: $(cat stall.out)"

@@ -7,8 +7,9 @@ Serves ROOT/BUCKET/KEY as /BUCKET/KEY with ranges, ETag, If-Match; lists buckets
 each request for a bucket that does not begin with "public" must have a right SigV4 signature, which is recomputed from the bytes of the request.
 
 ROOT.faults has lines "TIMES TEXT ACTION [ARGUMENT]": the next TIMES requests with TEXT in their target fail so. ROOT.log lists the requests.
+The actions in VERSIONS change what names the version of a file, and come on top of another one.
 """
-import hashlib, hmac, http.server, os, re, socketserver, ssl, sys, threading, time, urllib.parse
+import email.utils, hashlib, hmac, http.server, os, re, socketserver, ssl, sys, threading, time, urllib.parse
 from xml.sax.saxutils import escape
 
 root, port_file = sys.argv[1:3]
@@ -21,10 +22,11 @@ for word in sys.argv[3:]:
         options[name].append(word)
 keys, page, region = options["--keys"], int(options["--page"][0]), options["--region"][0]
 lock = threading.Lock()
+VERSIONS = ("noetag", "weak", "dated")
 uploads, etags = {}, {}  # etags: of objects made in parts
 
 
-def take_fault(target):
+def take_fault(target, version=False):
     with lock:
         try:
             lines = open(root + ".faults").read().splitlines()
@@ -32,7 +34,7 @@ def take_fault(target):
             return None
         for i, line in enumerate(lines):
             times, text, action, *argument = line.split(" ")
-            if text in target and int(times) > 0:
+            if text in target and int(times) > 0 and (action in VERSIONS) == version:
                 lines[i] = " ".join([str(int(times) - 1), text, action, *argument])
                 with open(root + ".faults.new", "w") as out:
                     out.write("\n".join(lines) + "\n")
@@ -168,7 +170,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         etag = etags.get(path) or '"%s"' % hashlib.md5(data).hexdigest()
         if action == "etag":
             etag = f'"{argument}"'
-        headers = [("ETag", etag), ("Accept-Ranges", "bytes")] if action != "noetag" else []
+        version = (take_fault(self.path, True) or ("etag",))[0]
+        headers = {"etag": [("ETag", etag)], "weak": [("ETag", 'W/"1"')], "noetag": [],
+                   "dated": [("Last-Modified", email.utils.formatdate(os.path.getmtime(path), usegmt=True))]}[version]
+        headers.append(("Accept-Ranges", "bytes"))
+        if action == "type":
+            headers.append(("Content-Type", argument))
         if self.headers.get("If-Match") not in (None, etag):
             return self.problem(412, "PreconditionFailed")
         first, end, status = 0, len(data), 200
@@ -182,6 +189,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             headers.append(("Content-Range", f"bytes {where}-{where + end - first - 1}/{total}"))
         part = data[first:end]
         self.send(status, part, headers, action, argument)
+        if action == "swap":
+            os.replace(path + ".next", path)
 
     def send(self, status, part, headers, action, argument):
         self.note(f"{status} {action}")
@@ -201,7 +210,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        if action == "cut":
+        if action in ("cut", "swap"):
             self.wfile.write(part[:int(argument)])
             self.wfile.flush()
             self.close_connection = True
