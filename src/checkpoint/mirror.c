@@ -1,6 +1,7 @@
 /*  M1. The queue has one place: what waits is replaced by what is newer. A slow store gets fewer checkpoints.
  *  M2. A job has its files open: pruning a checkpoint does not disturb its copy.
- *  M3. The thread alone talks to the store. */
+ *  M3. The thread alone talks to the store, once it has started.
+ *  M4. A checkpoint is written over only by its own run, and while that happens it has no valid manifest. */
 #include "checkpoint/mirror.h"
 
 #include <fcntl.h>
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -15,10 +17,15 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/fileops.h"
 #include "checkpoint/manifest.h"
 #include "remote/location.h"
 #include "remote/remote.h"
+
+#define OWNER_OBJECT "weft"
+#define ID_FILE "mirror-id"
+enum { ID_BYTES = 16, ID_DIGITS = 2 * ID_BYTES };
 
 typedef struct MirrorFile {
     char *name;
@@ -36,6 +43,7 @@ typedef struct MirrorJob {
 struct Mirror {
     Remote *remote;
     char *dir, *url, *bucket, *prefix; /* prefix: ends in a slash */
+    char id[ID_DIGITS + 1];            /* of this run */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -102,21 +110,42 @@ static char *key_of(const Mirror *m, const char *step, const char *name) {
     return key.data;
 }
 
-/* *same: the store has this checkpoint. Its manifest has the checksums of everything else. */
-static ErrorCode look(const Mirror *m, const MirrorJob *job, bool *same, Error *err) {
+/* Appends a small object; nothing if it is not there, or may not be read. */
+static ErrorCode read_object(const Mirror *m, const char *step, const char *name, Text *out, Error *err) {
+    char *key = key_of(m, step, name);
+    ErrorCode code = remote_read(m->remote, m->bucket, key, out, err);
+    free(key);
+    return code == ERR_NOINPUT ? OK : code;
+}
+
+static ErrorCode put_object(const Mirror *m, const char *step, const char *name, const char *text,
+                            Error *err) {
+    char *key = key_of(m, step, name);
+    ErrorCode code = remote_put(m->remote, m->bucket, key, text, strlen(text), err);
+    free(key);
+    return code;
+}
+
+/* What the store has of a checkpoint. Its manifest has the checksums of everything else. */
+typedef enum Stored { STORED_NOTHING, STORED_SAME, STORED_ANOTHER } Stored;
+
+static ErrorCode look(const Mirror *m, const MirrorJob *job, Stored *stored, Error *err) {
     const MirrorFile *manifest = &job->files[job->count - 1];
-    char *key = key_of(m, job->step, MANIFEST_FILE), *here = mem_alloc((size_t)manifest->size + 1);
+    char *here = mem_alloc((size_t)manifest->size + 1);
     Text there = {0};
     ErrorCode code = fileops_read_at(manifest->fd, job->step, 0, here, (size_t)manifest->size, err);
-    if (code == OK) code = remote_read(m->remote, m->bucket, key, &there, err);
-    *same = code == OK && there.length == manifest->size && memcmp(there.data, here, there.length) == 0;
-    if (code == OK && !*same)
-        log_warn("%s/%s: replaces another checkpoint of this step; give each run a mirror of its own", m->url,
-                 job->step);
+    if (code == OK) code = read_object(m, job->step, MANIFEST_FILE, &there, err);
+    bool same = there.length == manifest->size && memcmp(there.data, here, there.length) == 0;
+    *stored = there.length == 0 ? STORED_NOTHING : same ? STORED_SAME : STORED_ANOTHER;
     free(here);
-    free(key);
     text_free(&there);
-    return code == ERR_NOINPUT ? OK : code;
+    return code;
+}
+
+/* An empty manifest is no valid one, and needs no permission to remove objects. */
+static ErrorCode invalidate(const Mirror *m, const MirrorJob *job, Error *err) {
+    log_warn("%s/%s: replaces another checkpoint of this run and step", m->url, job->step);
+    return put_object(m, job->step, MANIFEST_FILE, "", err);
 }
 
 static ErrorCode copy_files(const Mirror *m, const MirrorJob *job, Error *err) {
@@ -127,11 +156,107 @@ static ErrorCode copy_files(const Mirror *m, const MirrorJob *job, Error *err) {
         free(key);
         TRY(code);
     }
-    char *key = key_of(m, "", "latest");
-    ErrorCode code = remote_put(m->remote, m->bucket, key, job->step, strlen(job->step), err);
-    free(key);
+    return put_object(m, "", "latest", job->step, err);
+}
+
+/* ---- whose prefix it is ---- */
+
+static ErrorCode refuse_owner(const Mirror *m, Error *err) {
+    return error_set(err, ERR_CONFIG,
+                     "%s belongs to another run (so its object \"" OWNER_OBJECT
+                     "\" says): give each run a prefix of its own, or remove what is there",
+                     m->url);
+}
+
+static ErrorCode make_id(Mirror *m, Error *err) {
+    unsigned char bytes[ID_BYTES];
+    if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
+        return error_errno(err, ERR_IO, "the system gives no random numbers");
+    for (size_t i = 0; i < ID_BYTES; i++) snprintf(m->id + 2 * i, 3, "%02x", bytes[i]);
+    return OK;
+}
+
+static ErrorCode read_id(Mirror *m, const char *path, Error *err) {
+    char *text;
+    size_t length;
+    TRY(file_read_own(path, 2 * ID_DIGITS, &text, &length, err));
+    bool good = strspn(text, "0123456789abcdef") == ID_DIGITS;
+    if (good) memcpy(m->id, text, ID_DIGITS);
+    free(text);
+    return good ? OK : error_set(err, ERR_DATA, "%s: expected %d hex digits; remove it", path, ID_DIGITS);
+}
+
+/* Of an earlier start, or a new one. */
+static ErrorCode take_id(Mirror *m, Error *err) {
+    char *path = path_join(m->dir, ID_FILE);
+    ErrorCode code = file_exists(path) ? read_id(m, path, err) : make_id(m, err);
+    free(path);
     return code;
 }
+
+static ErrorCode keep_id(const Mirror *m, Error *err) {
+    char *path = path_join(m->dir, ID_FILE), line[ID_DIGITS + 2];
+    snprintf(line, sizeof line, "%s\n", m->id);
+    ErrorCode code = file_make_own_dir(m->dir, err);
+    if (code == OK) code = file_write_atomic(path, line, ID_DIGITS + 1, err);
+    free(path);
+    return code;
+}
+
+/* Whether the store has a checkpoint of the run's directory: the run was restored from there. */
+static ErrorCode shares_checkpoint(const Mirror *m, bool *shares, Error *err) {
+    CheckpointSet set;
+    TRY(checkpoint_list(&set, m->dir, CHECK_MANIFEST, err));
+    ErrorCode code = OK;
+    for (size_t i = set.count; !*shares && code == OK && i-- > 0;) {
+        MirrorJob *job;
+        Stored stored = STORED_NOTHING;
+        char step[32];
+        snprintf(step, sizeof step, "step-%08lld", (long long)set.items[i].step);
+        if (!set.items[i].good || job_make(m, step, &job, NULL) != OK) continue;
+        code = look(m, job, &stored, err);
+        *shares = stored == STORED_SAME;
+        job_free(job);
+    }
+    checkpoint_set_free(&set);
+    return code;
+}
+
+/* A prefix that names no run, as by earlier versions, is free if it has no checkpoint. */
+static ErrorCode check_owner(const Mirror *m, Error *err) {
+    Text owner = {0}, latest = {0};
+    ErrorCode code = read_object(m, "", OWNER_OBJECT, &owner, err);
+    if (code == OK) code = read_object(m, "", "latest", &latest, err);
+    bool named = owner.length && strstr(owner.data, "run ");
+    bool ours = named ? strstr(owner.data, m->id) != NULL : latest.length == 0;
+    if (code == OK && !ours) code = shares_checkpoint(m, &ours, err);
+    if (code == OK && !ours) code = refuse_owner(m, err);
+    text_free(&owner);
+    text_free(&latest);
+    return code;
+}
+
+static ErrorCode claim(Mirror *m, Error *err) {
+    Text owner = {0};
+    TRY(take_id(m, err));
+    TRY(check_owner(m, err));
+    TRY(keep_id(m, err));
+    text_printf(&owner, "weft " WEFT_VERSION "\nrun %s\n", m->id);
+    ErrorCode code = put_object(m, "", OWNER_OBJECT, owner.data, err);
+    text_free(&owner);
+    return code;
+}
+
+/* Two runs may have claimed a prefix at the same moment: the later one has it. */
+static ErrorCode check_claim(const Mirror *m, Error *err) {
+    Text owner = {0};
+    ErrorCode code = read_object(m, "", OWNER_OBJECT, &owner, err);
+    if (code == OK && owner.length && !strstr(owner.data, m->id)) code = refuse_owner(m, err);
+    text_free(&owner);
+    return code;
+}
+
+/* ---- one checkpoint ---- */
 
 static void report(const Mirror *m, const MirrorJob *job, double seconds) {
     char took[16], bytes[32];
@@ -144,9 +269,11 @@ static void report(const Mirror *m, const MirrorJob *job, double seconds) {
 static void copy(const Mirror *m, const MirrorJob *job) {
     Error err = {0};
     double start = clock_seconds();
-    bool same = false;
-    ErrorCode code = look(m, job, &same, &err);
-    if (code == OK && same) return;
+    Stored stored = STORED_NOTHING;
+    ErrorCode code = check_claim(m, &err);
+    if (code == OK) code = look(m, job, &stored, &err);
+    if (code == OK && stored == STORED_SAME) return;
+    if (code == OK && stored == STORED_ANOTHER) code = invalidate(m, job, &err);
     if (code == OK) code = copy_files(m, job, &err);
     if (code == OK)
         report(m, job, clock_seconds() - start);
@@ -177,12 +304,8 @@ static void *run(void *ctx) {
 /* ---- the run's side ---- */
 
 static ErrorCode start(Mirror *m, Error *err) {
-    static const char text[] = "weft " WEFT_VERSION "\n";
     TRY(remote_open(&m->remote, NULL, 0, err));
-    char *key = key_of(m, "", "weft");
-    ErrorCode code = remote_put(m->remote, m->bucket, key, text, strlen(text), err);
-    free(key);
-    TRY(code);
+    TRY(claim(m, err));
     if (pthread_create(&m->thread, NULL, run, m) == 0) return OK;
     return error_set(err, ERR_UNAVAILABLE, "checkpoint.mirror: no thread can be started");
 }

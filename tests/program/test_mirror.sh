@@ -70,8 +70,41 @@ mirrored c 3
 # What is wrong from the start is found at the start.
 AWS_SECRET_ACCESS_KEY=another exits 66 train run.yaml run.dir=d
 has err "checkpoint.mirror: s3://backup/runs/one/weft: the server answers 403 SignatureDoesNotMatch"
-for url in https://host/a s3://bucket 's3://bucket/a*' /path; do
+for url in https://host/a s3://bucket 's3://bucket/a*' /path 's3://key:hunter2@bucket/a' 's3://bucket/a?X-Amz-Signature=hunter2'; do
     exits 78 train run.yaml run.dir=d checkpoint.mirror="$url"
-    has err "checkpoint.mirror"
+    has err "checkpoint.mirror: "
+    hasnt err hunter2
 done
+
+# The checkpoints of another run stay as they are.
+cp -r $copy kept
+exits 78 train run.yaml run.dir=e data.seed=9
+has err "checkpoint.mirror: s3://backup/runs/one belongs to another run"
+diff -r kept $copy || fail "another run changed the mirror"
+
+# A run that was restored from a copy goes on with the mirror.
+mkdir -p f/checkpoints
+cp -r $copy/step-00000003 f/checkpoints/
+exits 0 train run.yaml run.dir=f train.steps=4
+mirrored f 4
+
+# A run that another one has taken the prefix from stops copying.
+faults '2 one/weft none' '99 one/weft body run%20another'
+exits 0 train run.yaml run.dir=f train.steps=5
+has err "step-00000005 was not mirrored: s3://backup/runs/one belongs to another run"
+[ ! -e $copy/step-00000005 ] || fail "a checkpoint was copied among those of another run"
+: >s3.faults
+exits 0 train run.yaml run.dir=f train.steps=5
+mirrored f 5
+
+# While a run replaces its own checkpoint of a step, that one does not count.
+printf another >$copy/step-00000005/manifest.json
+faults '99 step-00000005/optimizer.safetensors status 403:AccessDenied'
+exits 0 train run.yaml run.dir=f train.steps=5
+has err "s3://backup/runs/one/step-00000005: replaces another checkpoint of this run and step"
+has err "optimizer.safetensors: the server answers 403 AccessDenied (on command); check the credentials, what they may write, and AWS_REGION; the run"
+[ ! -s $copy/step-00000005/manifest.json ] || fail "a checkpoint that is half replaced has a manifest"
+: >s3.faults
+exits 0 train run.yaml run.dir=f train.steps=5
+mirrored f 5
 conclude
