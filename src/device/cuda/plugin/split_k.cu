@@ -45,9 +45,9 @@ INLINE void add_terms(const float *left, const float *right, int x, int y, float
                     FUSED(left[p * PITCH + y + r * HALF], right[p * PITCH + x + c * HALF], sums[2 * r + c]);
 }
 
-/* count: splits. */
+/* count: splits. Two blocks a multiprocessor: for more, ptxas spills registers. */
 template <typename T, typename C>
-__global__ void __launch_bounds__(BLOCK) split_k_kernel(const GemmArgs o, int count) {
+__global__ void __launch_bounds__(BLOCK, 2) split_k_kernel(const GemmArgs o, int count) {
     SHARED(float, left, TILE *PITCH);
     SHARED(float, right, TILE *PITCH);
     int x = (int)threadIdx.x % HALF, y = (int)threadIdx.x / HALF;
