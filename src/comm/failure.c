@@ -30,7 +30,7 @@
  *             among its processes (local_ranks.c).
  *
  *    A rank that was asleep itself (stopped, or its machine) did not wait during that time: its watchdog's
- *    thread was asleep too. It does not answer either, since it is the one to blame, whatever it does now.
+ *    thread was asleep too. After waking it answers no questions: the others are to find that it hung.
  *
  *  3. The thread does not wait for the main mutex unless it asks: the main thread may be stuck in MPI with
  *     it.

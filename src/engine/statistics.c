@@ -132,9 +132,9 @@ static int64_t counted(const Engine *e, const Param *p) {
     return partition_counts(&e->plan->partition, p) ? partition_segment(&e->plan->partition, p).count : 0;
 }
 
-/* Enqueues the figures of every gradient that this rank counts, and waits for them: the only place in a step
- * where the host waits for the device. All figures are in one region, with losses and refusals, and come in
- * one transfer. */
+/* Enqueues the figures of every gradient that this rank counts, and waits for them. No other place in a step
+ * waits for the device, except dispatches of experts over ep (dispatch.c). All figures are in one region,
+ * with losses and refusals, and come in one transfer. */
 static void make_figures(Engine *e, double p) {
     const ParamTable *t = &e->model.table;
     const Statistics *s = &e->statistics;

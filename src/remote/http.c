@@ -14,10 +14,10 @@
 #include "remote/location.h"
 #include "remote/s3_listing.h"
 
-/* About half a minute in all: on average half of 0.25 s, 0.5 s, 1 s, ... */
+/* Random waits of at most 0.25 s, 0.5 s, ... 16 s: 32 s at most in all, unless the server asks for more. */
 enum { MOST_TRIES = 8, MOST_REDIRECTS = 5 };
 #define FIRST_WAIT 0.25
-#define LONGEST_WAIT 20.0
+#define LONGEST_WAIT 16.0
 #define LONGEST_ASKED 60.0
 
 static bool is_redirect(int status) {

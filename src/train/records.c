@@ -2,7 +2,8 @@
  * in a table, events go to the journal.
  *
  * R1. All ranks call the `write` of a sink; the sink decides whether this rank writes the record. R2. To add
- * a sink, add a file in observe/, its state in Trainer and an entry of sinks[]. The names of metrics are in
+ * a sink (TensorBoard, wandb), add a file in observe/, its state in Trainer and an entry of sinks[]; if it
+ * leaves files in the run directory, state_discard must remove them too. The names of metrics are in
  * observe/metrics.c (fields in files), observe/tensorboard.c (tags) and observe/console.c (console). */
 #include "train/run.h"
 

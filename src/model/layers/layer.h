@@ -291,9 +291,9 @@ typedef struct LayerOp {
  *     local   permute   ROWS --out-->  remote   experts, rank after rank  --back-->  local   unpermute
  *
  * With exact chunks, rows are sorted within each exact chunk, and those of one chunk go out and back before
- * the next. These ops run as one, dgrad and wgrad together, in as many dispatch chunks as the received rows
- * need for the buffers. They always recompute what the forward pass made on the remote rank, whatever the
- * policy. */
+ * the next. These ops run as one, dgrad and wgrad together; if the received rows exceed the buffers, several
+ * times, once for each dispatch chunk. They always recompute what the forward pass made on the remote rank,
+ * whatever the policy. */
 typedef enum DispatchIf {
     DISPATCH_ALWAYS,
     DISPATCH_WHOLE, /* splits == 1: sums over an expert's width are not split */
