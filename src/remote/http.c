@@ -85,7 +85,7 @@ void http_reply_free(HttpReply *reply) {
 /* Ranks of many machines must not try again at the same moments, so the wait is random. */
 static double wait_of(const HttpReply *reply, int tries) {
     static _Thread_local unsigned seed;
-    if (!seed) seed = (unsigned)getpid() ^ (unsigned)(clock_seconds() * 1e6);
+    if (!seed) seed = (unsigned)getpid() ^ (unsigned)(uint64_t)(clock_seconds() * 1e6);
     double longest = fmin(LONGEST_WAIT, FIRST_WAIT * pow(2, tries));
     double wait = longest * ((double)rand_r(&seed) / RAND_MAX);
     return fmax(wait, fmin(reply->retry_after, LONGEST_ASKED));
