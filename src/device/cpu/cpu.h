@@ -144,6 +144,26 @@ typedef struct MambaRun {
     float *carry, *scratch;
     MambaGradients out;
 } MambaRun;
+static inline MambaRun mamba_forward_run(const MambaForwardArgs *o) {
+    return (MambaRun){.s = o->s,
+                      .in = o->in,
+                      .first_key = o->first_key,
+                      .c = o->c,
+                      .starts = o->starts,
+                      .state = o->state,
+                      .y = o->y};
+}
+static inline MambaRun mamba_backward_run(const MambaBackwardArgs *o) {
+    return (MambaRun){.s = o->s,
+                      .in = o->in,
+                      .first_key = o->first_key,
+                      .c = o->c,
+                      .starts = (float *)(uintptr_t)o->starts,
+                      .dy = o->dy,
+                      .carry = o->carry,
+                      .scratch = o->scratch,
+                      .out = o->out};
+}
 /* Offsets of a head's state, of a row of it, of a token's x, and of its B or C. */
 static inline int64_t mamba_state_at(const MambaShape *s, int64_t head, int64_t p) {
     return (head * s->head_dim + p) * s->state;

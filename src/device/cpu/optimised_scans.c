@@ -38,13 +38,7 @@ static void scan_backward(Device *d, const ScanBackwardArgs *o) {
 
 /* Heads are independent: in forward, a piece is one head, through all tokens. */
 static void mamba_forward(Device *d, const MambaForwardArgs *o) {
-    MambaRun r = {.s = o->s,
-                  .in = o->in,
-                  .first_key = o->first_key,
-                  .c = o->c,
-                  .starts = o->starts,
-                  .state = o->state,
-                  .y = o->y};
+    MambaRun r = mamba_forward_run(o);
     size_t bytes = (size_t)(o->s.head_dim * o->s.state) * sizeof(float);
     EACH_PIECE(d, head, o->s.heads, 1) {
         int64_t at = mamba_state_at(&o->s, head, 0);
@@ -61,15 +55,7 @@ static void mamba_forward(Device *d, const MambaForwardArgs *o) {
 /* Heads of a group contribute to the same sums, dB and dC. Their partial sums are added, in the order of the
  * heads, when those of a chunk are complete. */
 static void mamba_backward(Device *d, const MambaBackwardArgs *o) {
-    MambaRun r = {.s = o->s,
-                  .in = o->in,
-                  .first_key = o->first_key,
-                  .c = o->c,
-                  .starts = (float *)(uintptr_t)o->starts,
-                  .dy = o->dy,
-                  .carry = o->carry,
-                  .scratch = o->scratch,
-                  .out = o->out};
+    MambaRun r = mamba_backward_run(o);
     int64_t step = rows_for(2 * o->s.heads * o->s.state);
     memset(o->carry, 0, (size_t)mamba_state_at(&o->s, o->s.heads, 0) * sizeof *o->carry);
     for (int64_t first = (mamba_starts(o->s.tokens) - 1) * MAMBA_CHUNK; first >= 0; first -= MAMBA_CHUNK) {

@@ -53,13 +53,7 @@ static void row_forward(const MambaRun *r, int64_t head, int64_t p) {
 }
 
 static void mamba_forward(Device *d, const MambaForwardArgs *o) {
-    MambaRun r = {.s = o->s,
-                  .in = o->in,
-                  .first_key = o->first_key,
-                  .c = o->c,
-                  .starts = o->starts,
-                  .state = o->state,
-                  .y = o->y};
+    MambaRun r = mamba_forward_run(o);
     for (int64_t head = 0; head < o->s.heads; head++)
         for (int64_t p = 0; p < o->s.head_dim; p++) row_forward(&r, head, p);
     mamba_profile(d, OP_MAMBA_FORWARD, &o->s);
@@ -141,15 +135,7 @@ static void add_terms(const MambaRun *r, int64_t first, int64_t i, int64_t head)
 }
 
 static void mamba_backward(Device *d, const MambaBackwardArgs *o) {
-    MambaRun r = {.s = o->s,
-                  .in = o->in,
-                  .first_key = o->first_key,
-                  .c = o->c,
-                  .starts = (float *)(uintptr_t)o->starts,
-                  .dy = o->dy,
-                  .carry = o->carry,
-                  .scratch = o->scratch,
-                  .out = o->out};
+    MambaRun r = mamba_backward_run(o);
     memset(o->carry, 0, (size_t)mamba_state_at(&o->s, o->s.heads, 0) * sizeof *o->carry);
     for (int64_t first = (mamba_starts(o->s.tokens) - 1) * MAMBA_CHUNK; first >= 0; first -= MAMBA_CHUNK) {
         int64_t count = min_i64(MAMBA_CHUNK, o->s.tokens - first);
