@@ -48,8 +48,18 @@ void sha256_finish(Sha256 *h, uint8_t out[32]) {
 }
 
 /* Lower case, as sha256sum prints it: a user can compare the two. */
-void sha256_hex(const uint8_t digest[32], char out[65]) {
-    for (int i = 0; i < 32; i++) snprintf(out + 2 * i, 3, "%02x", digest[i]);
+void sha256_hex(const uint8_t digest[32], char out[65]) { hex_of(digest, 32, out); }
+
+void sha256_of(const void *data, size_t length, char out[65]) {
+    uint8_t digest[32];
+    Sha256 *h = sha256_start();
+    sha256_add(h, data, length);
+    sha256_finish(h, digest);
+    sha256_hex(digest, out);
+}
+
+void hex_of(const uint8_t *bytes, size_t count, char *out) {
+    for (size_t i = 0; i < count; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
 }
 
 /* XXH3, 64 bits: checksums of data in transit, fingerprints, seeds from names. Not collision-resistant: use
@@ -60,6 +70,34 @@ uint64_t hash64(const void *data, size_t length) { return XXH3_64bits(data, leng
 void hash128(const void *data, size_t length, uint8_t out[16]) {
     XXH128_hash_t hash = XXH3_128bits(data, length);
     memcpy(out, &hash, 16);
+}
+
+struct Hash128 {
+    XXH3_state_t *state;
+};
+
+Hash128 *hash128_open(void) {
+    Hash128 *h = mem_alloc(sizeof *h);
+    h->state = XXH3_createState();
+    CHECK(h->state != NULL);
+    return h;
+}
+
+void hash128_begin(Hash128 *h) { CHECK(XXH3_128bits_reset(h->state) == XXH_OK); }
+
+void hash128_add(Hash128 *h, const void *data, size_t length) {
+    CHECK(XXH3_128bits_update(h->state, data, length) == XXH_OK);
+}
+
+void hash128_finish(const Hash128 *h, uint8_t out[16]) {
+    XXH128_hash_t hash = XXH3_128bits_digest(h->state);
+    memcpy(out, &hash, 16);
+}
+
+void hash128_close(Hash128 *h) {
+    if (!h) return;
+    XXH3_freeState(h->state);
+    free(h);
 }
 
 /* The Castagnoli polynomial, used in the framing of TensorBoard records. A byte is processed as two nibbles,

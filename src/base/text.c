@@ -99,6 +99,11 @@ void text_free(Text *t) {
     *t = (Text){0};
 }
 
+bool text_ends(const char *text, size_t length, const char *end) {
+    size_t n = strlen(end);
+    return length >= n && memcmp(text + length - n, end, n) == 0;
+}
+
 /* The fewest digits that read back as the same double, so that files can be compared as text. */
 char *text_double(double value, char out[32]) {
     if (isnan(value)) return strcpy(out, "NaN");

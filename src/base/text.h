@@ -19,6 +19,8 @@ void text_puts(Text *t, const char *string);
 void text_printf(Text *t, const char *format, ...) PRINTF_LIKE(2, 3);
 void text_clear(Text *t); /* length 0, memory kept */
 void text_free(Text *t);
+/* Whether text[0, length) ends with `end`. */
+bool text_ends(const char *text, size_t length, const char *end);
 
 /* Shortest decimal that reads back as the same double ("0.1"; "NaN", "Infinity", "-Infinity"). Returns out.
  */

@@ -167,11 +167,6 @@ static ErrorCode find_base(AdapterDir *a, const char *base, Error *err) {
                      a->dir, error_escape(shown, sizeof shown, where, strlen(where)));
 }
 
-static bool ends_with(const char *name, const char *end) {
-    size_t n = strlen(name), m = strlen(end);
-    return n > m && strcmp(name + n - m, end) == 0;
-}
-
 /* The A matrices, in the order of names; check_tensors looks for the B matrices. */
 static ErrorCode name_matrices(AdapterDir *a, Error *err) {
     size_t prefix = sizeof ADAPTER_PREFIX; /* with its dot */
@@ -180,12 +175,12 @@ static ErrorCode name_matrices(AdapterDir *a, Error *err) {
     for (size_t i = 0; i < a->files.count; i++) {
         const char *name = a->files.tensors[i].name;
         bool known = strncmp(name, ADAPTER_PREFIX ".", prefix) == 0;
-        if (!known || (!ends_with(name, part_a) && !ends_with(name, part_b)))
+        if (!known || (!text_ends(name, strlen(name), part_a) && !text_ends(name, strlen(name), part_b)))
             return error_set(err, ERR_DATA,
                              "%s: tensor \"%s\" is no part of an adapter: expected %s.MATRIX%s or %s",
                              a->files.where, error_escape(shown, sizeof shown, name, strlen(name)),
                              ADAPTER_PREFIX, part_a, part_b);
-        if (!ends_with(name, part_a)) continue;
+        if (!text_ends(name, strlen(name), part_a)) continue;
         Text matrix = {0};
         text_add(&matrix, name + prefix, strlen(name) - prefix - (sizeof part_a - 1));
         text_puts(&matrix, weight);

@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
@@ -172,7 +173,7 @@ static ErrorCode make_id(Mirror *m, Error *err) {
     unsigned char bytes[ID_BYTES];
     if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
         return error_errno(err, ERR_IO, "the system gives no random numbers");
-    for (size_t i = 0; i < ID_BYTES; i++) snprintf(m->id + 2 * i, 3, "%02x", bytes[i]);
+    hex_of(bytes, sizeof bytes, m->id);
     return OK;
 }
 

@@ -454,11 +454,9 @@ static void inspect_list(Inspection *n, const ObjectList *list, const DataConfig
     for (size_t i = 0; i < list->count; i++) inspect_spec(n, &specs[i], c);
 }
 
-/* As make_recipe of data/dataset.c. */
 static void set_ends(SurveyOptions *o, bool add_bos, bool add_eos) {
-    o->eos = o->tokenizer && add_eos ? tokenizer_eos(o->tokenizer) : -1;
-    o->bos = o->tokenizer && add_bos ? tokenizer_bos(o->tokenizer) : -1;
-    if (o->bos == o->eos) o->bos = -1;
+    o->bos = o->eos = -1;
+    if (o->tokenizer) tokenizer_document_ends(o->tokenizer, add_bos, add_eos, &o->bos, &o->eos);
 }
 
 static ErrorCode inspect_data(Inspection *n, const DataConfig *c, Error *err) {
@@ -492,13 +490,9 @@ static ErrorCode inspect_config(Inspection *n, const char *path, Error *err) {
     return code;
 }
 
-static bool ends_with(const char *text, const char *end) {
-    size_t length = strlen(text), n = strlen(end);
-    return length >= n && strcmp(text + length - n, end) == 0;
-}
-
 static ErrorCode inspect_operand(Inspection *n, const char *operand, Error *err) {
-    if ((ends_with(operand, ".yaml") || ends_with(operand, ".yml")) && file_exists(operand))
+    if ((text_ends(operand, strlen(operand), ".yaml") || text_ends(operand, strlen(operand), ".yml")) &&
+        file_exists(operand))
         return inspect_config(n, operand, err);
     DataSource spec = n->flags;
     spec.path = (char *)(uintptr_t)operand;
@@ -513,13 +507,13 @@ static ErrorCode inspect_operand(Inspection *n, const char *operand, Error *err)
 
 /* ---- the command line ---- */
 
-static ErrorCode read_choice(const Arguments *args, const char *flag, const char *const *words, int count,
+static ErrorCode read_choice(const Arguments *args, const char *flag, const char *const *words, size_t count,
                              int *out, Error *err) {
     Text all = {0};
     const char *word = arguments_flag(args, flag);
-    for (int i = 0; word && i < count; i++) {
+    for (size_t i = 0; word && i < count; i++) {
         if (strcmp(word, words[i]) == 0) {
-            *out = i;
+            *out = (int)i;
             text_free(&all);
             return OK;
         }
@@ -537,10 +531,11 @@ static ErrorCode read_flags(Inspection *n, Error *err) {
     static const char *const types[] = {TOKEN_TYPES(CHOICE_NAME)};
     DataSource *f = &n->flags;
     int64_t samples = 3, limit = 0;
-    TRY(read_choice(n->args, "--format", formats, 6, &f->format, err));
-    TRY(read_choice(n->args, "--split", splits, 3, &f->split, err));
-    TRY(read_choice(n->args, "--encoding", encodings, 5, &f->encoding, err));
-    TRY(read_choice(n->args, "--dtype", types, 4, &f->dtype, err));
+    TRY(read_choice(n->args, "--format", formats, sizeof formats / sizeof *formats, &f->format, err));
+    TRY(read_choice(n->args, "--split", splits, sizeof splits / sizeof *splits, &f->split, err));
+    TRY(read_choice(n->args, "--encoding", encodings, sizeof encodings / sizeof *encodings, &f->encoding,
+                    err));
+    TRY(read_choice(n->args, "--dtype", types, sizeof types / sizeof *types, &f->dtype, err));
     TRY(arguments_int(n->args, "--samples", 0, 1000, &samples, err));
     TRY(arguments_int(n->args, "--limit", 1, INT64_MAX, &limit, err));
     if (f->dtype != TOKEN_TYPE_AUTO && f->format == FORMAT_AUTO) f->format = FORMAT_TOKENS;

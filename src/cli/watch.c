@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/terminal.h"
@@ -285,7 +286,7 @@ static ErrorCode make_token(Server *s, Error *err) {
                          LEAST_TOKEN, sizeof s->token - 1);
     if (RAND_bytes(bytes, sizeof bytes) != 1)
         return error_set(err, ERR_UNAVAILABLE, "the system gives no random numbers for a token");
-    for (size_t i = 0; i < sizeof bytes; i++) snprintf(s->token + 2 * i, 3, "%02x", bytes[i]);
+    hex_of(bytes, sizeof bytes, s->token);
     return OK;
 }
 

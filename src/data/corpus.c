@@ -48,18 +48,13 @@ struct CorpusReader {
     TextCheck check; /* of the returned chunks */
 };
 
-static bool ends_with(const char *name, size_t length, const char *suffix) {
-    size_t n = strlen(suffix);
-    return length >= n && memcmp(name + length - n, suffix, n) == 0;
-}
-
 /* Bytes of the name without the suffix of a compression. Whether a file is compressed is decided by its
  * content (formats/input.h). */
 static size_t plain_length(const char *path) {
     static const char *const suffixes[] = {".zst", ".gz", ".bgz"};
     size_t length = strlen(path);
     for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++)
-        if (ends_with(path, length, suffixes[i])) return length - strlen(suffixes[i]);
+        if (text_ends(path, length, suffixes[i])) return length - strlen(suffixes[i]);
     return length;
 }
 
@@ -68,15 +63,20 @@ bool corpus_named_compressed(const char *path) { return plain_length(path) < str
 SourceFormat corpus_format(const CorpusFile *file) {
     if (file->format != FORMAT_AUTO) return file->format;
     size_t length = plain_length(file->path);
-    bool json = ends_with(file->path, length, ".jsonl") || ends_with(file->path, length, ".ndjson") ||
-                ends_with(file->path, length, ".json");
-    if (ends_with(file->path, length, ".parquet")) return FORMAT_PARQUET;
+    bool json = text_ends(file->path, length, ".jsonl") || text_ends(file->path, length, ".ndjson") ||
+                text_ends(file->path, length, ".json");
+    if (text_ends(file->path, length, ".parquet")) return FORMAT_PARQUET;
     return json ? FORMAT_JSONL : FORMAT_TEXT;
+}
+
+bool corpus_is_short(const CorpusFile *file, uint64_t bytes) { return bytes < file->min_bytes; }
+bool corpus_is_long(const CorpusFile *file, uint64_t bytes) {
+    return file->max_bytes > 0 && bytes > file->max_bytes;
 }
 
 bool corpus_has_rows(const CorpusFile *file) {
     SourceFormat format = corpus_format(file);
-    bool named = ends_with(file->path, strlen(file->path), ".parquet");
+    bool named = text_ends(file->path, strlen(file->path), ".parquet");
     return format == FORMAT_PARQUET || (format == FORMAT_CHAT && (named || file->column));
 }
 

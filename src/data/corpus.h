@@ -50,7 +50,10 @@ typedef struct CorpusFile {
 
 SourceFormat corpus_format(const CorpusFile *file); /* any but FORMAT_AUTO */
 bool corpus_has_rows(const CorpusFile *file);       /* it is a Parquet file */
-bool corpus_has_lines(SourceFormat format);         /* of JSON, each of which may be broken by itself */
+/* Whether the source leaves out a document with so much text. */
+bool corpus_is_short(const CorpusFile *file, uint64_t bytes);
+bool corpus_is_long(const CorpusFile *file, uint64_t bytes);
+bool corpus_has_lines(SourceFormat format); /* of JSON, each of which may be broken by itself */
 /* For estimates of size: whether the name ends as those of compressed files do. */
 bool corpus_named_compressed(const char *path);
 

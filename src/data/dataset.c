@@ -114,9 +114,7 @@ ChatOptions data_chat_options(const DataConfig *c) {
 /* Tokenizers with one token for both BOS and EOS (GPT-2) get it once, between documents. */
 static ErrorCode make_recipe(Recipe *r, const DataConfig *c, const Tokenizer *t, int threads, Error *err) {
     *r = (Recipe){.config = c, .tokenizer = t, .threads = threads};
-    r->eos = c->add_eos ? tokenizer_eos(t) : -1;
-    r->bos = c->add_bos ? tokenizer_bos(t) : -1;
-    if (r->bos == r->eos) r->bos = -1;
+    tokenizer_document_ends(t, c->add_bos, c->add_eos, &r->bos, &r->eos);
     if (!data_has_conversations(c)) return OK;
     ChatOptions options = data_chat_options(c);
     return chat_open(&r->chat, &options, t, err);

@@ -522,7 +522,7 @@ static void note_documents(Job *job, Mark before) {
 /* A line without text is no document, and is not counted. */
 static void drop_by_length(const CorpusFile *file, Job *job, Mark before) {
     uint64_t bytes = job->text_bytes - before.bytes;
-    bool too_short = bytes<file->min_bytes, too_long = file->max_bytes> 0 && bytes > file->max_bytes;
+    bool too_short = corpus_is_short(file, bytes), too_long = corpus_is_long(file, bytes);
     if (job->ends.count == before.ends || !(too_short || too_long)) return;
     rewind_job(job, before);
     job->too_short += too_short;

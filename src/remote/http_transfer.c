@@ -179,11 +179,7 @@ static struct curl_slist *add_header(struct curl_slist *list, const char *name, 
 static struct curl_slist *sign(CURL *curl, const HttpRequest *q, struct curl_slist *headers) {
     const S3Access *a = q->access;
     char scope[128], hex[65];
-    uint8_t digest[32];
-    Sha256 *h = sha256_start();
-    sha256_add(h, q->body_length ? q->body : "", q->body_length);
-    sha256_finish(h, digest);
-    sha256_hex(digest, hex);
+    sha256_of(q->body_length ? q->body : "", q->body_length, hex);
     snprintf(scope, sizeof scope, "aws:amz:%.64s:s3", a->region);
     curl_easy_setopt(curl, CURLOPT_AWS_SIGV4, scope);
     curl_easy_setopt(curl, CURLOPT_USERNAME, a->key_id);

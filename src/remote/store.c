@@ -64,12 +64,8 @@ void store_close(RemoteStore *s) {
 uint64_t store_limit(const RemoteStore *s) { return s->limit; }
 
 void store_name(const char *identity, char out[33]) {
-    uint8_t digest[32];
     char hex[65];
-    Sha256 *h = sha256_start();
-    sha256_add(h, identity, strlen(identity));
-    sha256_finish(h, digest);
-    sha256_hex(digest, hex);
+    sha256_of(identity, strlen(identity), hex);
     memcpy(out, hex, 32);
     out[32] = '\0';
 }

@@ -381,6 +381,11 @@ int32_t tokenizer_bos(const Tokenizer *t) { return t->bos; }
 
 int32_t tokenizer_eos(const Tokenizer *t) { return t->eos; }
 
+void tokenizer_document_ends(const Tokenizer *t, bool add_bos, bool add_eos, int32_t *bos, int32_t *eos) {
+    *eos = add_eos ? t->eos : -1;
+    *bos = add_bos && t->bos != *eos ? t->bos : -1;
+}
+
 int32_t tokenizer_pad(const Tokenizer *t) { return t->pad; }
 
 const int32_t *tokenizer_ends(const Tokenizer *t, int *count) {

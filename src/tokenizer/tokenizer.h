@@ -55,6 +55,8 @@ void tokenizer_free(Tokenizer *t); /* NULL is fine */
 int32_t tokenizer_vocab_size(const Tokenizer *t);
 int32_t tokenizer_bos(const Tokenizer *t); /* begin of text, -1 when there is none */
 int32_t tokenizer_eos(const Tokenizer *t); /* end of text, -1 when there is none */
+/* What begins and ends each document; -1: nothing. One token that is both only ends it. */
+void tokenizer_document_ends(const Tokenizer *t, bool add_bos, bool add_eos, int32_t *bos, int32_t *eos);
 int32_t tokenizer_pad(const Tokenizer *t); /* named by the keys, or -1 */
 #define TOKENIZER_ENDS 8
 /* All tokens that end a text, tokenizer_eos first. At most TOKENIZER_ENDS. */

@@ -152,13 +152,7 @@ static void combine_hashes(void *into, const void *from) {
 }
 
 /* SHA-256: texts with equal hashes are not compared again. */
-static void hash_text(const char *text, char out[65]) {
-    uint8_t digest[32];
-    Sha256 *h = sha256_start();
-    sha256_add(h, text, strlen(text));
-    sha256_finish(h, digest);
-    sha256_hex(digest, out);
-}
+static void hash_text(const char *text, char out[65]) { sha256_of(text, strlen(text), out); }
 
 /* Returns rank 0's text, which the caller frees. */
 static ErrorCode text_of_first(Comm *comm, const char *mine, char **first, Error *err) {
