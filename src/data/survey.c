@@ -28,7 +28,7 @@ typedef struct Reading {
     Text decoded, held; /* of a line; of a document that is not complete */
     TokenList ids;
     /* the present document */
-    Sha256 *hash;
+    Hash128 *hash;
     Text sample;
     uint64_t bytes, tokens;
 } Reading;
@@ -102,31 +102,20 @@ static void keep_sample(Reading *r, const char *bytes, size_t length) {
 }
 
 static void begin_document(Reading *r) {
-    r->hash = sha256_start();
+    hash128_begin(r->hash);
     r->bytes = r->tokens = 0;
     text_clear(&r->sample);
     text_clear(&r->held);
 }
 
-static DocumentDigest finish_digest(Reading *r) {
-    uint8_t whole[32];
-    DocumentDigest d;
-    sha256_finish(r->hash, whole);
-    r->hash = NULL;
-    memcpy(d.bytes, whole, sizeof d.bytes);
-    return d;
-}
-
-static bool is_left_out(const Reading *r) {
-    return r->bytes < r->file->min_bytes || (r->file->max_bytes > 0 && r->bytes > r->file->max_bytes);
-}
-
 /* What the source leaves out is counted and no document. */
 static void end_document(Reading *r, bool measured) {
     SurveyFigures *f = &r->s->figures;
-    DocumentDigest digest = finish_digest(r);
-    f->left_out += is_left_out(r);
-    if (is_left_out(r)) return;
+    DocumentDigest digest;
+    bool left_out = corpus_is_short(r->file, r->bytes) || corpus_is_long(r->file, r->bytes);
+    hash128_finish(r->hash, digest.bytes);
+    f->left_out += left_out;
+    if (left_out) return;
     f->documents += !r->s->undivided;
     f->tokens += r->tokens;
     if (r->tokens) f->encoded += r->bytes;
@@ -162,7 +151,7 @@ static ErrorCode tokenize(Reading *r, const char *bytes, size_t length, const Co
 static ErrorCode add_text(Reading *r, const char *bytes, size_t length, const CorpusChunk *at, Error *err) {
     if (at->starts) begin_document(r);
     r->bytes += length;
-    sha256_add(r->hash, bytes, length);
+    hash128_add(r->hash, bytes, length);
     keep_sample(r, bytes, length);
     if (r->o->tokenizer) TRY(tokenize(r, bytes, length, at, err));
     if (!at->ends) return OK;
@@ -186,7 +175,7 @@ static ErrorCode add_ids(Reading *r, const CorpusChunk *chunk) {
     const int32_t *ids = (const int32_t *)(const void *)chunk->bytes;
     size_t count = chunk->length / sizeof *ids;
     if (chunk->starts) begin_document(r);
-    sha256_add(r->hash, ids, chunk->length);
+    hash128_add(r->hash, ids, chunk->length);
     sample_ids(r, ids, count);
     r->tokens += count;
     for (size_t i = 0; r->o->tokenizer && i < count; i++)
@@ -257,7 +246,7 @@ static ErrorCode add_conversation(Reading *r, const CorpusChunk *chunk, Error *e
     if (r->o->chat) TRY(encode_conversation(r, chunk, &bytes, err));
     begin_document(r);
     r->s->forms[form]++;
-    sha256_add(r->hash, r->decoded.data, r->decoded.length);
+    hash128_add(r->hash, r->decoded.data, r->decoded.length);
     keep_sample(r, r->decoded.data, r->decoded.length);
     r->bytes = bytes;
     r->tokens = r->o->chat ? r->ids.count : 0;
@@ -318,9 +307,10 @@ static ErrorCode read_file(Survey *s, const CorpusFile *file, const SurveyOption
     r.whole = o->tokenizer && tokenizer_whole_documents(o->tokenizer);
     s->samples = mem_alloc_array(o->samples + 1, sizeof *s->samples);
     TRY(corpus_open(&r.reader, file, NULL, err));
+    r.hash = hash128_open();
     ErrorCode code = read_all(&r, err);
     take_figures(&r);
-    if (r.hash) (void)finish_digest(&r);
+    hash128_close(r.hash);
     corpus_close(r.reader);
     text_free(&r.decoded);
     text_free(&r.held);
