@@ -57,6 +57,12 @@ static const char *export_name(const Config *c, size_t i, char out[EXPORT_NAME])
     return out;
 }
 
+/* Files that are written: one for each source, and one for what is held out of each by hash. */
+static size_t export_files(const Config *c) {
+    size_t sources = c->data.sources.count;
+    return sources + (c->data.validation_fraction > 0 ? sources : c->data.validation_sources.count);
+}
+
 static ErrorCode export_format(const char *word, TokenExportFormat *out, Error *err) {
     static const char *const names[] = {TOKEN_EXPORTS(CHOICE_NAME)};
     for (int i = 0; i < 2; i++) {
@@ -73,12 +79,12 @@ static ErrorCode export_check(const TokenExport *e, const Config *c, Error *err)
         return error_set(err, ERR_CONFIG,
                          "a source has conversations: token files of other programs have no place for which "
                          "tokens are learned");
-    if (c->data.validation_fraction > 0)
+    if (c->data.validation_fraction > 0 && c->data.holdout_by == HOLDOUT_POSITION)
         return error_set(err, ERR_CONFIG,
-                         "data.validation_fraction cuts sources into two: export with 0, and hold out files "
-                         "of their own with data.validation");
-    for (size_t i = 0; i < c->data.sources.count + c->data.validation_sources.count; i++)
-        TRY(token_export_check(e, export_name(c, i, name), err));
+                         "data.validation_fraction cuts sources into two: export with 0, or draw whole "
+                         "documents with data.holdout_by: hash, or hold out files of their own with "
+                         "data.validation");
+    for (size_t i = 0; i < export_files(c); i++) TRY(token_export_check(e, export_name(c, i, name), err));
     return OK;
 }
 
@@ -97,14 +103,16 @@ static ErrorCode export_prepare(const Arguments *args, const Config *c, const To
 
 static ErrorCode export_all(const TokenExport *e, const Config *c, const Dataset *d, Error *err) {
     TRY(file_make_dirs(e->dir, err));
-    for (size_t i = 0; i < dataset_inputs(d); i++) {
+    for (size_t i = 0; i < export_files(c); i++) {
         char name[EXPORT_NAME], tokens[32], documents[32];
-        const TokenCache *cache = dataset_cache(d, i);
+        bool held = i >= dataset_inputs(d);
+        size_t source = held ? i - dataset_inputs(d) : i;
+        const TokenCache *cache = held ? dataset_held_cache(d, source) : dataset_cache(d, source);
         TRY(token_export(e, export_name(c, i, name), cache, err));
         terminal_printf(
             "%s/%s.%s: %s tokens, %s documents of %s\n", e->dir, name,
             e->format == EXPORT_NPY ? "npy" : "bin", text_count((int64_t)token_cache_tokens(cache), tokens),
-            text_count((int64_t)token_cache_documents(cache), documents), dataset_input(d, i).path);
+            text_count((int64_t)token_cache_documents(cache), documents), dataset_input(d, source).path);
     }
     return OK;
 }

@@ -38,6 +38,10 @@ typedef enum MixtureWeights { MIXTURE_WEIGHTS(CHOICE_CONSTANT) } MixtureWeights;
 #define DEDUP_KINDS(X) X(DEDUP_NONE, "none") X(DEDUP_EXACT, "exact")
 typedef enum Dedup { DEDUP_KINDS(CHOICE_CONSTANT) } Dedup;
 
+/* How validation_fraction is drawn. */
+#define HOLDOUT_KINDS(X) X(HOLDOUT_POSITION, "position") X(HOLDOUT_HASH, "hash")
+typedef enum HoldoutKind { HOLDOUT_KINDS(CHOICE_CONSTANT) } HoldoutKind;
+
 typedef struct DataSource {
     char *path;      /* a file, a shell pattern or a URL */
     double weight;   /* weight in the mixture, relative to the others; 0 for all: one corpus */
@@ -66,7 +70,8 @@ typedef struct TaskSource {
 typedef struct DataConfig {
     ObjectList sources;            /* of DataSource */
     ObjectList validation_sources; /* of DataSource; empty: take validation_fraction of the sources */
-    double validation_fraction;    /* of each source's documents, 0 for none */
+    double validation_fraction;    /* of each source, 0 for none */
+    int holdout_by;                /* HoldoutKind */
     char *tokenizer;               /* "bytes", or path of tokenizer.json or of a tiktoken rank file */
     TokenizerKeys tokenizer_keys;
     char *cache_dir;

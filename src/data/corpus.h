@@ -26,6 +26,7 @@
 #include "base/text.h"
 #include "data/config.h"
 #include "data/fingerprint.h"
+#include "data/holdout.h"
 #include "formats/token_file.h"
 
 #define CORPUS_CHUNK_BYTES (256u << 10) /* least size of a long document's chunks */
@@ -44,6 +45,7 @@ typedef struct CorpusFile {
     ChatForm chat_form; /* conversations only */
     bool column;        /* key is the column of a Parquet file with conversations, whatever its name */
     uint64_t min_bytes, max_bytes; /* of a document that is kept; 0: any */
+    Holdout holdout;               /* which documents are kept */
     TokenFileOptions tokens;       /* token files only */
     Fingerprint *index;            /* of tokens.index; NULL without one */
 } CorpusFile;

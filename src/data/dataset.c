@@ -8,7 +8,7 @@
  *  D3. Training sources come first in `sources`, then validation-only ones.
  *
  *   data.sources     -> files -> hashes -> keys -> caches -> stream for training   --> sampler: sample k
- *                                                      \--> held out by fraction --+
+ *                                                      \--> held out by fraction --+   (by hash: own caches)
  *   data.validation  -> files -> hashes -> keys -> caches -> stream of all of it   --+--> validation, k */
 #include "data/dataset.h"
 
@@ -51,6 +51,7 @@ typedef struct Source {
     Fingerprint *index_prints; /* [files] */
     uint8_t key[32];
     TokenCache *cache;
+    TokenCache *held; /* documents held out by their hashes; NULL: none are, and all are in `cache` */
     bool chat;
     Samples train, validation;
 } Source;
@@ -180,6 +181,10 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
             add_string(h, "lengths");
             sha256_add_u64(h, files[i].min_bytes);
             sha256_add_u64(h, files[i].max_bytes);
+        }
+        if (files[i].holdout.part != PART_ALL) {
+            add_string(h, files[i].holdout.part == PART_HELD ? "held out" : "not held out");
+            sha256_add_u64(h, files[i].holdout.below);
         }
         if (recoder_needed(files[i].encoding)) {
             add_string(h, "encoding");
@@ -334,7 +339,8 @@ static ErrorCode build_units(const Recipe *r, const Source *s, const CorpusFile 
     return code;
 }
 
-static ErrorCode open_parts(const Recipe *r, Source *s, const CorpusFile *files, Caches *c, Error *err) {
+static ErrorCode open_parts(const Recipe *r, const Source *s, const CorpusFile *files, Caches *c,
+                            TokenCache **cache, Error *err) {
     size_t missing;
     TRY(open_units(r, s, files, c, &missing, err));
     if (missing > 0) TRY(build_units(r, s, files, c, err));
@@ -342,21 +348,22 @@ static ErrorCode open_parts(const Recipe *r, Source *s, const CorpusFile *files,
     if (missing > 0)
         return error_set(err, ERR_DATA, "%s: parts vanished while they were being read; run again",
                          r->config->cache_dir);
-    s->cache = token_cache_join(c->opened, c->count);
+    *cache = token_cache_join(c->opened, c->count);
     memset(c->opened, 0, c->count * sizeof(TokenCache *));
     return OK;
 }
 
-/* Opens the source's caches, and builds the missing ones. A single cache for all files, as earlier versions
- * built, is tried first. The source's own key identifies its data, however its files are distributed over
+/* Opens a part's caches, and builds the missing ones. A single cache for all files, as earlier versions
+ * built, is tried first. Its key identifies the part's data, however its files are distributed over
  * caches. */
-static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files, Error *err) {
+static ErrorCode open_cache(const Recipe *r, const Source *s, const CorpusFile *files, uint8_t key[32],
+                            TokenCache **cache, Error *err) {
     Caches c = {.vocabulary = (uint64_t)tokenizer_vocab_size(r->tokenizer) * (s->chat ? 2 : 1)};
-    make_key(r, files, s->prints, s->files, skips_bad(r), s->key);
+    make_key(r, files, s->prints, s->files, skips_bad(r), key);
     cut_units(r, s, files, &c);
     ErrorCode code = OK;
-    if (c.count > 1) code = open_complete(r, s->key, c.vocabulary, &s->cache, err);
-    if (code == OK && !s->cache) code = open_parts(r, s, files, &c, err);
+    if (c.count > 1) code = open_complete(r, key, c.vocabulary, cache, err);
+    if (code == OK && !*cache) code = open_parts(r, s, files, &c, cache, err);
     free_units(&c);
     return code;
 }
@@ -386,9 +393,23 @@ static CorpusFile *corpus_files(const Recipe *r, const DataSource *spec, const S
     return files;
 }
 
+/* Then there is no data.validation (check_config): all sources have both parts. */
+static bool draws_documents(const DataConfig *c) {
+    return c->holdout_by == HOLDOUT_HASH && c->validation_fraction > 0;
+}
+
+static void choose_part(const Recipe *r, const Source *s, CorpusFile *files, DocumentPart part) {
+    if (!draws_documents(r->config)) return;
+    for (size_t i = 0; i < s->files; i++) files[i].holdout = holdout_of(part, r->config->validation_fraction);
+}
+
 static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
+    uint8_t held_key[32];
     CorpusFile *files = corpus_files(r, spec, s);
-    ErrorCode code = open_cache(r, s, files, err);
+    choose_part(r, s, files, PART_TRAINING);
+    ErrorCode code = open_cache(r, s, files, s->key, &s->cache, err);
+    choose_part(r, s, files, PART_HELD);
+    if (code == OK && draws_documents(r->config)) code = open_cache(r, s, files, held_key, &s->held, err);
     if (code == OK) code = check_bad_lines(r, s, err);
     free(files);
     /* Readers know only the copy. */
@@ -534,6 +555,11 @@ static ErrorCode check_config(const DataConfig *c, int64_t context, Error *err) 
     if (c->validation_fraction > 0 && c->validation_sources.count > 0)
         return error_set(err, ERR_CONFIG,
                          "data.validation and data.validation_fraction are both set: choose one");
+    if (c->holdout_by == HOLDOUT_HASH && c->validation_fraction == 0)
+        return error_set(
+            err, ERR_CONFIG,
+            "data.holdout_by: hash draws documents from the sources, and "
+            "data.validation_fraction is 0: set it to the share to hold out, or remove holdout_by");
     return check_names(c, err);
 }
 
@@ -574,6 +600,8 @@ static void divide(Dataset *d, Source *s, bool trains) {
     if (!trains) {
         *validation = *train;
         *train = (TokenStream){.cache = s->cache};
+    } else if (s->held) {
+        stream_whole(validation, s->held);
     } else if (d->validation_fraction > 0) {
         stream_split(train, validation, s->cache, d->validation_fraction, s->chat);
     }
@@ -603,13 +631,28 @@ static void report_left_out(const Source *s, uint64_t documents, const char *one
                  text_count((int64_t)documents, some), more);
 }
 
+/* What concerns documents is counted in the part that they belong to; all else is the same in both. */
+static TokenFigures figures_of(const Source *s) {
+    TokenFigures f = token_cache_figures(s->cache);
+    TokenFigures held = s->held ? token_cache_figures(s->held) : (TokenFigures){0};
+    f.duplicates += held.duplicates;
+    f.short_documents += held.short_documents;
+    f.long_documents += held.long_documents;
+    return f;
+}
+
+static uint64_t bytes_of(const Source *s) {
+    return token_cache_text_bytes(s->cache) + (s->held ? token_cache_text_bytes(s->held) : 0);
+}
+
+static uint64_t held_documents(const Source *s) { return s->held ? token_cache_documents(s->held) : 0; }
+
 static void warn_of_figures(const Dataset *d, const Source *s) {
     char some[32], all[32];
-    TokenFigures f = token_cache_figures(s->cache);
+    TokenFigures f = figures_of(s);
     if (f.invalid_bytes > 0)
         log_warn("%s: %s of %s bytes are not UTF-8; they were taken as they are", s->name,
-                 text_count((int64_t)f.invalid_bytes, some),
-                 text_count((int64_t)token_cache_text_bytes(s->cache), all));
+                 text_count((int64_t)f.invalid_bytes, some), text_count((int64_t)bytes_of(s), all));
     if (f.null_rows > 0)
         log_warn("%s: rows without text (null): %s; they were skipped", s->name,
                  text_count((int64_t)f.null_rows, some));
@@ -650,11 +693,16 @@ static void add_left_out(Text *out, uint64_t documents, const char *why, int64_t
 
 /* A source without a document: why there is none. */
 static ErrorCode refuse_none(const Source *s, Error *err) {
-    TokenFigures f = token_cache_figures(s->cache);
+    TokenFigures f = figures_of(s);
     Text left = {0};
     if (is_empty(s))
         return error_set(err, ERR_DATA, "%s: %s empty", s->name,
                          s->files > 1 ? "all of its files are" : "it is");
+    if (held_documents(s) > 0)
+        return error_set(err, ERR_DATA,
+                         "%s: no document is left for training: all %" PRIu64
+                         " are held out; a source needs more of them, or a smaller data.validation_fraction",
+                         s->name, held_documents(s));
     add_left_out(&left, f.short_documents, "less text than min_bytes", s->min_bytes);
     add_left_out(&left, f.long_documents, "more text than max_bytes", s->max_bytes);
     error_set(err, ERR_DATA, "%s: no document is left%s", s->name,
@@ -786,10 +834,9 @@ static void add_name(const uint8_t key[32], Text *names) {
 }
 
 /* Names all caches that open_cache would look for. */
-static void name_caches(const Recipe *r, const DataSource *spec, Source *s, Text *names) {
+static void name_part(const Recipe *r, const Source *s, const CorpusFile *files, Text *names) {
     uint8_t key[32];
     Caches c = {0};
-    CorpusFile *files = corpus_files(r, spec, s);
     make_key(r, files, s->prints, s->files, skips_bad(r), key);
     add_name(key, names);
     cut_units(r, s, files, &c);
@@ -800,6 +847,14 @@ static void name_caches(const Recipe *r, const DataSource *spec, Source *s, Text
         add_name(key, names);
     }
     free_units(&c);
+}
+
+static void name_caches(const Recipe *r, const DataSource *spec, const Source *s, Text *names) {
+    CorpusFile *files = corpus_files(r, spec, s);
+    choose_part(r, s, files, PART_TRAINING);
+    name_part(r, s, files, names);
+    choose_part(r, s, files, PART_HELD);
+    if (draws_documents(r->config)) name_part(r, s, files, names);
     free(files);
 }
 
@@ -824,6 +879,7 @@ void dataset_close(Dataset *d) {
         packing_free(&d->sources[i].train.packing);
         packing_free(&d->sources[i].validation.packing);
         token_cache_close(d->sources[i].cache);
+        token_cache_close(d->sources[i].held);
         if (d->sources[i].indices) file_glob_free(d->sources[i].indices, d->sources[i].files);
         free(d->sources[i].index_prints);
         file_glob_free(d->sources[i].paths, d->sources[i].files);
@@ -907,6 +963,7 @@ DatasetInput dataset_input(const Dataset *d, size_t i) {
 }
 
 const TokenCache *dataset_cache(const Dataset *d, size_t i) { return d->sources[i].cache; }
+const TokenCache *dataset_held_cache(const Dataset *d, size_t i) { return d->sources[i].held; }
 
 int64_t dataset_context(const Dataset *d) { return d->context; }
 
@@ -1014,14 +1071,18 @@ static void describe_packing(const Dataset *d, const Packing *p, Text *out) {
 static void describe_source(const Dataset *d, size_t i, double epochs, Text *out) {
     const Source *s = &d->sources[i];
     char documents[32], tokens[32], held[32];
-    text_count((int64_t)token_cache_documents(s->cache), documents);
+    uint64_t count = token_cache_documents(s->cache) + held_documents(s);
+    text_count((int64_t)count, documents);
     text_count((int64_t)s->train.stream.tokens, tokens);
     text_count((int64_t)s->validation.stream.tokens, held);
-    double bytes = (double)token_cache_text_bytes(s->cache), all = (double)token_cache_tokens(s->cache);
+    double all = (double)(token_cache_tokens(s->cache) + (s->held ? token_cache_tokens(s->held) : 0));
     text_printf(
         out, "  %s: %zu file%s, %s document%s, %.2f bytes a token, %s tokens for training, %s for validation",
-        s->name, s->files, s->files == 1 ? "" : "s", documents,
-        token_cache_documents(s->cache) == 1 ? "" : "s", bytes / all, tokens, held);
+        s->name, s->files, s->files == 1 ? "" : "s", documents, count == 1 ? "" : "s",
+        (double)bytes_of(s) / all, tokens, held);
+    if (s->held)
+        text_printf(out, " (%s document%s)", text_count((int64_t)held_documents(s), documents),
+                    held_documents(s) == 1 ? "" : "s");
     uint32_t cycle = sampler_cycle(d->sampler);
     if (i < d->count && cycle > 1)
         text_printf(out, ", %.2f%% of samples", 100.0 * sampler_slots(d->sampler, i) / cycle);
@@ -1071,6 +1132,9 @@ ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const Sa
 /* Reads every block of every cache, which takes minutes for a large one. Training verifies blocks on first
  * use instead. */
 ErrorCode dataset_verify(const Dataset *d, Error *err) {
-    for (size_t i = 0; i < d->total; i++) TRY(token_cache_verify(d->sources[i].cache, err));
+    for (size_t i = 0; i < d->total; i++) {
+        TRY(token_cache_verify(d->sources[i].cache, err));
+        if (d->sources[i].held) TRY(token_cache_verify(d->sources[i].held, err));
+    }
     return OK;
 }

@@ -63,8 +63,10 @@ typedef struct DatasetInput {
 } DatasetInput;
 size_t dataset_inputs(const Dataset *d);
 DatasetInput dataset_input(const Dataset *d, size_t i);
-/* All ids of a source: training ones, held-out ones. Of conversations they tell what is learned, too. */
+/* All ids of a source: training ones, held-out ones; those that are held out by hash are in the second cache,
+ * which else is NULL. Of conversations they tell what is learned, too. */
 const TokenCache *dataset_cache(const Dataset *d, size_t i);
+const TokenCache *dataset_held_cache(const Dataset *d, size_t i);
 int64_t dataset_context(const Dataset *d);
 /* Files with the same bytes as a file used for training: their number, and the first pair. */
 typedef struct DatasetRepeat {

@@ -89,6 +89,9 @@ const Option data_options[] = {
      * something remains to train on. */
     REAL("data.validation_fraction", validation_fraction, "0", 0, 0.9, CURVE,
          "Share of each source kept out of training for validation."),
+    CHOICE("data.holdout_by", holdout_by, "position", CHOICE_WORDS(HOLDOUT_KINDS), CURVE,
+           "How that share is drawn: up to 64 stretches of tokens, or documents by a hash of their text, so "
+           "that it depends on nothing else."),
     /* The path may differ between machines; the fingerprint of its content counts. The default needs no file,
      * so that the smallest configuration trains. */
     TEXT("data.tokenizer", tokenizer, "bytes", CONTENT,

@@ -20,8 +20,9 @@
  *      first error in the order of the text is reported, whatever the threads' timing.
  *  B4. A cache is locked from before its first job is read until its last shard is written. A process never
  *      waits for a lock while it holds another: two sources may have the same caches in another order.
- *  B5. What is dropped is told by whole documents, so jobs end with one. Lengths are judged by the workers;
- *      whether a document was there before by the writer, in the order of the text. */
+ *  B5. What is dropped is told by whole documents, so jobs end with one. Lengths and the part that a document
+ *      belongs to are judged by the workers; whether it was there before by the writer, in the order of the
+ *      text. */
 #include "data/token_build.h"
 
 #include <errno.h>
@@ -297,7 +298,8 @@ static void next_file(Builder *s, Job *job) {
 
 /* B5 */
 static bool whole_documents(const TokenBuild *b, const CorpusFile *file) {
-    return tokenizer_whole_documents(b->tokenizer) || b->dedup || file->min_bytes || file->max_bytes;
+    bool chosen = b->dedup || file->min_bytes || file->max_bytes || file->holdout.part != PART_ALL;
+    return chosen || tokenizer_whole_documents(b->tokenizer);
 }
 
 /* Fills a job from the current file, at most up to its end. Where documents must be whole, a job ends at the
@@ -391,12 +393,21 @@ static ErrorCode encode_conversation(const TokenBuild *b, Job *job, const Record
     return chat_encode_parsed(b->chat, &line, parsed, &job->ids, &job->ends, &job->text_bytes, err);
 }
 
+/* Control tokens at the ends of a document differ between the writers of token files, and between the
+ * documents of a file and its last. */
+static bool part_has_ids(const TokenBuild *b, Holdout holdout, const int32_t *ids, size_t count) {
+    while (count > 0 && tokenizer_text_bytes(b->tokenizer, ids[count - 1]) == 0) count--;
+    while (count > 0 && tokenizer_text_bytes(b->tokenizer, ids[0]) == 0) ids++, count--;
+    return holdout_has_ids(holdout, ids, count);
+}
+
 /* Ids that are there already, checked by their reader. BOS and EOS are among them, or they are not wanted.
  * The text is what the ids stand for, so that its bytes are known. */
 static ErrorCode copy_ids(const TokenBuild *b, Job *job, const Record *record) {
     size_t count = record->length / sizeof(int32_t), first = job->ids.count;
     token_list_reserve(&job->ids, count);
     memcpy(job->ids.ids + first, job->raw.data + record->offset, record->length);
+    if (!part_has_ids(b, b->files[job->file].holdout, job->ids.ids + first, count)) return OK;
     job->ids.count += count;
     for (size_t i = first; i < job->ids.count; i++)
         job->text_bytes += tokenizer_text_bytes(b->tokenizer, job->ids.ids[i]);
@@ -421,6 +432,7 @@ static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *reco
         text = decoded->data;
         length = decoded->length;
     }
+    if (!holdout_has_text(file->holdout, text, length)) return OK;
     if (record->starts && b->bos >= 0) add_id(&job->ids, b->bos);
     if (tokenizer_encode_part(b->tokenizer, text, length, record->starts, &job->ids, err) != OK)
         return error_context(err, "%s:%" PRIu64, file->path, record->line);
@@ -529,6 +541,13 @@ static void drop_by_length(const CorpusFile *file, Job *job, Mark before) {
     job->too_long += too_long;
 }
 
+/* Which part a conversation belongs to is known by its ids: they are the same however its line is written. */
+static void drop_by_part(const CorpusFile *file, Job *job, Mark before) {
+    if (corpus_format(file) == FORMAT_CHAT &&
+        !holdout_has_ids(file->holdout, job->ids.ids + before.ids, job->ids.count - before.ids))
+        rewind_job(job, before);
+}
+
 /* `decoded` is the thread's scratch for the text of JSON lines. */
 static ErrorCode encode_job(const Builder *s, Job *job, Text *decoded, Error *err) {
     const CorpusFile *file = &s->b->files[job->file];
@@ -536,6 +555,7 @@ static ErrorCode encode_job(const Builder *s, Job *job, Text *decoded, Error *er
     for (size_t i = 0; i < job->record_count; i++) {
         const Mark before = mark_job(job);
         TRY((lines ? encode_line : encode_record)(s->b, job, &job->records[i], decoded, err));
+        drop_by_part(file, job, before);
         drop_by_length(file, job, before);
         if (s->b->dedup) note_documents(job, before);
     }

@@ -191,7 +191,7 @@ for source in '{path: ids.npy, format: tokens}' '{path: ids.bin, format: tokens,
     want=$got
 done
 exits 0 tokenize run.yaml 'data.sources=[{path: ids.bin, format: tokens, dtype: uint16, end: none}]'
-cat out err | grep -q ' 1 document,' || fail "end: none is not one document: $(cat out)"
+grep -q ' 1 document,' out err || fail "end: none is not one document: $(cat out)"
 exits 0 train run.yaml run.dir=ids 'data.sources=[{path: ids.npy, format: tokens}]' data.validation_fraction=0.2
 # The index is part of the data: another index gives another cache, and a run lists it among its files.
 exits 0 train run.yaml run.dir=pair 'data.sources=[{path: pair.bin, format: tokens}]'
@@ -271,6 +271,70 @@ refused 78 "data.validation_fraction cuts sources" tokenize run.yaml data.valida
 refused 65 "--export megatron keeps where they end" tokenize run.yaml data.add_eos=false 'data.sources=[rows.jsonl]' --export npy --out more
 [ -z "$(ls more)" ] || fail "a failed export left $(ls more)"
 exits 0 tokenize run.yaml data.add_eos=false 'data.sources=[rows.jsonl]' --export megatron --out more
+
+# ---- documents that are held out by a hash of their text ----
+# Whether one is does not depend on the file, its format, the order or the other documents. `held FILE...` lists them.
+cat >lists.py <<'END'
+import array, struct, sys
+for name in sys.argv[1:]:
+    index = open(name + ".idx", "rb").read()
+    count = struct.unpack_from("<Q", index, 18)[0]
+    lengths = array.array("i", index[34 : 34 + 4 * count])
+    ids, at = array.array("H", open(name + ".bin", "rb").read()), 0
+    for length in lengths:
+        print(name[:-2], *(id for id in ids[at : at + length] if id < 256))
+        at += length
+END
+hashed=(data.validation_fraction=0.2 data.holdout_by=hash)
+held() {
+    rm -rf drawn
+    exits 0 tokenize run.yaml "${hashed[@]}" "$@" --export megatron --out drawn
+    (cd drawn && python3 ../lists.py $(ls | sed -n 's/\.bin$//p')) | sed 's/ 10$//' | sort
+}
+for ((i = 0; i < 300; i++)); do echo "{\"text\": \"document $i of this\"}"; done >many.jsonl
+{ tac many.jsonl; head -50 many.jsonl; } >back.jsonl
+head -120 many.jsonl >m-1.jsonl
+tail -n +121 many.jsonl >m-0.jsonl
+sed 's/{"text": "//; s/"}//' many.jsonl >many.txt
+held 'data.sources=[many.jsonl]' >want
+count=$(grep -c ^validation want)
+[ "$(wc -l <want)" = 300 ] && [ "$count" -gt 30 ] && [ "$count" -lt 90 ] || fail "300 documents, $count of them held out: $(head -3 want)"
+grep -q "300 documents, .* for validation ($count documents)" out || fail "no count of what is held out: $(cat out)"
+for sources in '[{path: many.txt, split: lines}]' '["m-*.jsonl"]' '[m-0.jsonl, m-1.jsonl]'; do
+    held "data.sources=$sources" | cmp -s want - || fail "$sources: other documents are held out"
+done
+held 'data.sources=[back.jsonl]' | uniq | cmp -s want - || fail "copies of one document are on both sides"
+held 'data.sources=[back.jsonl]' data.dedup=exact | cmp -s want - || fail "data.dedup changes what is held out"
+held 'data.sources=[many.jsonl]' data.add_eos=false data.add_bos=false | cmp -s want - || fail "BOS and EOS change what is held out"
+held 'data.sources=[many.jsonl]' data.validation_fraction=0.5 | grep ^validation >larger
+[ "$(grep ^validation want | comm -23 - larger | wc -l)" = 0 ] || fail "a larger fraction holds out other documents"
+# Token files: by the ids, without BOS and EOS.
+exits 0 tokenize run.yaml 'data.sources=[many.jsonl]' --export npy --out forward
+exits 0 tokenize run.yaml 'data.sources=[back.jsonl]' --export npy --out backward
+exits 0 tokenize run.yaml 'data.sources=[back.jsonl]' --export megatron --out bare data.add_eos=false data.add_bos=false
+drawn_ids() { held "data.sources=[{path: $1, format: tokens}]" | uniq; }
+drawn_ids forward/train-0.npy >want_ids
+[ "$(grep -c ^validation want_ids)" -gt 30 ] || fail "token files hold out $(grep -c ^validation want_ids) documents"
+for file in backward/train-0.npy bare/train-0.bin; do
+    drawn_ids $file | cmp -s want_ids - || fail "$file: other documents are held out"
+done
+# Conversations, however their lines are written.
+for ((i = 0; i < 60; i++)); do echo "{\"messages\": [{\"role\": \"user\", \"content\": \"q $i\"}, {\"role\": \"assistant\", \"content\": \"a $i\"}]}"; done >talks.jsonl
+sed 's/"role": "user", "content": \("q [0-9]*"\)/"content": \1, "role": "user"/' talks.jsonl | tac >klats.jsonl
+for file in talks klats; do
+    exits 0 tokenize run.yaml "${hashed[@]}" train.context=128 train.tokens_per_step=128 data.chat_template=chat.jinja "data.sources=[{path: $file.jsonl, format: chat}]"
+    grep -oE "[0-9,]* tokens for training, .* \([0-9]+ documents\)" out >$file.held || fail "$file: $(cat out)"
+done
+cmp -s talks.held klats.held || fail "conversations: $(cat talks.held klats.held)"
+# A run trains on the rest, validates on them, and its state says so.
+exits 0 train run.yaml run.dir=drawn-run "${hashed[@]}" 'data.sources=[many.jsonl]' data.audit=true
+grep -q '"kind": *"validation"' drawn-run/metrics.jsonl || fail "held-out documents are not validated on"
+exits 0 audit drawn-run
+refused 78 "data.holdout_by" train run.yaml run.dir=drawn-run data.validation_fraction=0.2 'data.sources=[many.jsonl]'
+refused 78 "data.holdout_by: hash draws documents" tokenize run.yaml data.holdout_by=hash
+refused 78 "both set" tokenize run.yaml "${hashed[@]}" 'data.validation=[many.jsonl]'
+refused 78 "keeps no text out" tokenize run.yaml "${hashed[@]}" 'data.sources=[text.txt]' data.validation_fraction=0.00001
+refused 65 "no document is left for training: all 1 are held out" tokenize run.yaml "${hashed[@]}" 'data.sources=[text.txt, many.txt]' data.validation_fraction=0.9
 
 # ---- paths that are not files ----
 mkdir folder
