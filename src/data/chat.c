@@ -266,6 +266,12 @@ static ErrorCode disarm(const Chat *c, const char *where, cJSON *item, Error *er
 
 static bool is_answer(const cJSON *message) { return strcmp(chat_role(message), "assistant") == 0; }
 
+/* OpenAI's fine-tuning format: an answer with weight 0 is context. check_weights has seen it. */
+static bool is_learned(const cJSON *message) {
+    const cJSON *weight = cJSON_GetObjectItemCaseSensitive(message, "weight");
+    return is_answer(message) && !(cJSON_IsNumber(weight) && weight->valuedouble == 0);
+}
+
 /* ---- rendering ---- */
 
 /* The variables of one rendering: messages[0, count), and the common ones. */
@@ -389,22 +395,24 @@ static ErrorCode put_answers(Sink *s, const Conversation *v, int from, Turns *t)
     size_t kept = 0;
     int i = 0;
     for (const cJSON *m = v->messages->child; m && code == OK; m = m->next, i++)
-        if (i >= from && is_answer(m)) code = add_answer(s, &g, i, t, &kept);
+        if (i >= from && is_learned(m)) code = add_answer(s, &g, i, t, &kept);
     template_growth_close(g.growth);
     return code;
 }
 
-static int answers_of(const Conversation *v, int from, int *last) {
+typedef bool IsWanted(const cJSON *message);
+
+static int answers_of(const Conversation *v, int from, IsWanted *is_wanted, int *last) {
     int count = 0, i = 0;
     *last = -1;
     for (const cJSON *m = v->messages->child; m; m = m->next, i++)
-        if (i >= from && is_answer(m)) count++, *last = i;
+        if (i >= from && is_wanted(m)) count++, *last = i;
     return count;
 }
 
 /* Uses the template's own marks; drops the ranges of turns that are not trained on. */
 static ErrorCode put_marked(Sink *s, const Conversation *v, Turns *t) {
-    int last, all = answers_of(v, 0, &last), own = answers_of(v, v->first, &last);
+    int last, all = answers_of(v, 0, is_answer, &last), own = answers_of(v, v->first, is_learned, &last);
     TRY(render(s->chat, v, v->count, false, &t->text, &t->answers, s->err));
     int wanted = s->chat->loss_on == LOSS_ON_LAST ? 1 : own, marked = (int)t->answers.count;
     if (wanted == all && marked > 0) return OK;
@@ -413,8 +421,12 @@ static ErrorCode put_marked(Sink *s, const Conversation *v, Turns *t) {
                          "%s: the template marks %d runs with {%% generation %%}, and there are %d answers: "
                          "which are to be trained on cannot be determined",
                          v->where, marked, all);
-    for (int i = 0; i < wanted; i++) t->answers.items[i] = t->answers.items[all - wanted + i];
-    t->answers.count = (size_t)wanted;
+    int from = s->chat->loss_on == LOSS_ON_LAST ? last : v->first, i = 0, mark = 0;
+    t->answers.count = 0;
+    for (const cJSON *m = v->messages->child; m; m = m->next, i++) {
+        if (i >= from && is_learned(m)) t->answers.items[t->answers.count++] = t->answers.items[mark];
+        mark += is_answer(m);
+    }
     return OK;
 }
 
@@ -447,20 +459,52 @@ static ErrorCode check_roles(const Conversation *v, Error *err) {
     return OK;
 }
 
+/* Only answers have weights. With data.chat_loss_on all, every token of a conversation is learned. */
+static ErrorCode check_weights(const Sink *s, const Conversation *v) {
+    int i = 1;
+    for (const cJSON *m = v->messages->child; m; m = m->next, i++) {
+        const cJSON *weight = cJSON_GetObjectItemCaseSensitive(m, "weight");
+        if (!weight || !is_answer(m)) continue;
+        if (!cJSON_IsNumber(weight) || (weight->valuedouble != 0 && weight->valuedouble != 1))
+            return error_set(s->err, ERR_DATA,
+                             "%s: message %d has a \"weight\" that is neither 0 (an answer that is not "
+                             "learned) nor 1",
+                             v->where, i);
+        if (weight->valuedouble == 0 && s->chat->loss_on == LOSS_ON_ALL)
+            return error_set(
+                s->err, ERR_DATA,
+                "%s: message %d has weight 0, and data.chat_loss_on is all: set it to assistant, "
+                "or remove the weights",
+                v->where, i);
+    }
+    return OK;
+}
+
+static ErrorCode refuse_no_answer(const Sink *s, const Conversation *v) {
+    char roles[200];
+    int last;
+    if (answers_of(v, v->first, is_answer, &last) > 0)
+        return error_set(s->err, ERR_DATA,
+                         "%s: all of its answers have weight 0: there is nothing to train on; remove the "
+                         "conversation",
+                         v->where);
+    return error_set(s->err, ERR_DATA,
+                     "%s: no message has the role \"assistant\", found %s: there is nothing to train on; "
+                     "rename the role whose messages are answers (data.chat_loss_on=all trains on every "
+                     "message)",
+                     v->where, roles_found(v, roles, sizeof roles));
+}
+
 /* The last document stays in *t. */
 static ErrorCode put_conversation(Sink *s, const Conversation *v, Turns *t) {
-    int last, count = answers_of(v, v->first, &last);
-    char roles[200];
+    int last, count = answers_of(v, v->first, is_learned, &last);
+    TRY(check_weights(s, v));
     if (s->chat->loss_on != LOSS_ON_ALL) TRY(check_roles(v, s->err));
     if (s->chat->loss_on == LOSS_ON_ALL) {
         TRY(render(s->chat, v, v->count, false, &t->text, NULL, s->err));
         template_spans_add(&t->answers, (TemplateSpan){0, t->text.length});
     } else if (count == 0) {
-        return error_set(s->err, ERR_DATA,
-                         "%s: no message has the role \"assistant\", found %s: there is nothing to train on; "
-                         "rename the role whose messages are answers (data.chat_loss_on=all trains on every "
-                         "message)",
-                         v->where, roles_found(v, roles, sizeof roles));
+        return refuse_no_answer(s, v);
     } else if (template_marks_assistant(s->chat->template)) {
         TRY(put_marked(s, v, t));
     } else {

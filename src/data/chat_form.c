@@ -140,6 +140,7 @@ static ErrorCode add_calls(const Conversation *v, int number, cJSON *message, co
 static ErrorCode add_shared(const Conversation *v, int number, cJSON *item, Error *err) {
     const cJSON *from = cJSON_GetObjectItemCaseSensitive(item, "from");
     cJSON *value = cJSON_GetObjectItemCaseSensitive(item, "value");
+    cJSON *weight = given(item, "weight"); /* axolotl's */
     const char *role = NULL;
     if (!cJSON_IsString(from) || !cJSON_IsString(value))
         return error_set(err, ERR_DATA, "%s: message %d has no \"from\" and \"value\" that are texts",
@@ -147,7 +148,8 @@ static ErrorCode add_shared(const Conversation *v, int number, cJSON *item, Erro
     TRY(map_role(v, number, from->valuestring, &role, err));
     if (strcmp(from->valuestring, "function_call") == 0)
         return add_calls(v, number, add_message(v, role, cJSON_CreateString("")), value->valuestring, err);
-    add_message(v, role, cJSON_DetachItemViaPointer(item, value));
+    cJSON *message = add_message(v, role, cJSON_DetachItemViaPointer(item, value));
+    if (weight) cJSON_AddItemToObject(message, "weight", cJSON_DetachItemViaPointer(item, weight));
     return OK;
 }
 

@@ -197,6 +197,20 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
     sha256_finish(h, key);
 }
 
+/* Of a cache. Earlier versions ignored the weights of messages, so caches of conversations have other names
+ * than theirs. The key of the data stays, so that their runs go on. */
+static void make_cache_key(const Recipe *r, const CorpusFile *files, const Fingerprint *prints, size_t count,
+                           bool skip_bad, uint8_t key[32]) {
+    bool chat = false;
+    make_key(r, files, prints, count, skip_bad, key);
+    for (size_t i = 0; i < count; i++) chat |= corpus_format(&files[i]) == FORMAT_CHAT;
+    if (!chat) return;
+    Sha256 *h = sha256_start();
+    sha256_add(h, key, 32);
+    add_string(h, "weights of messages");
+    sha256_finish(h, key);
+}
+
 /* Half of the key's digits: 128 bits still distinguish any two sources, and the name stays readable in a
  * listing. Each shard's header holds the whole key, which is compared. */
 static const char *cache_name(const uint8_t key[32], char out[65]) {
@@ -231,7 +245,7 @@ static void cut_units(const Recipe *r, const Source *s, const CorpusFile *files,
         TokenUnit *u = &c->units[c->count];
         u->first = first;
         u->count = token_unit_files(s->prints, first, s->files, least);
-        make_key(r, files + first, s->prints + first, u->count, skips_bad(r), u->key);
+        make_cache_key(r, files + first, s->prints + first, u->count, skips_bad(r), u->key);
         u->dir = cache_path(r->config->cache_dir, u->key);
     }
 }
@@ -267,7 +281,7 @@ static ErrorCode open_unit(const Recipe *r, const Source *s, const CorpusFile *f
                            size_t i, Error *err) {
     const TokenUnit *u = &c->units[i];
     uint8_t clean[32];
-    make_key(r, files + u->first, s->prints + u->first, u->count, false, clean);
+    make_cache_key(r, files + u->first, s->prints + u->first, u->count, false, clean);
     TRY(open_complete(r, clean, c->vocabulary, &c->opened[i], err));
     return c->opened[i] ? OK : open_complete(r, u->key, c->vocabulary, &c->opened[i], err);
 }
@@ -362,7 +376,7 @@ static ErrorCode open_cache(const Recipe *r, const Source *s, const CorpusFile *
     make_key(r, files, s->prints, s->files, skips_bad(r), key);
     cut_units(r, s, files, &c);
     ErrorCode code = OK;
-    if (c.count > 1) code = open_complete(r, key, c.vocabulary, cache, err);
+    if (c.count > 1 && !s->chat) code = open_complete(r, key, c.vocabulary, cache, err);
     if (code == OK && !*cache) code = open_parts(r, s, files, &c, cache, err);
     free_units(&c);
     return code;
@@ -843,7 +857,7 @@ static void name_part(const Recipe *r, const Source *s, const CorpusFile *files,
     for (size_t i = 0; i < c.count; i++) {
         const TokenUnit *u = &c.units[i];
         add_name(u->key, names);
-        make_key(r, files + u->first, s->prints + u->first, u->count, false, key);
+        make_cache_key(r, files + u->first, s->prints + u->first, u->count, false, key);
         add_name(key, names);
     }
     free_units(&c);

@@ -193,6 +193,38 @@ static void refuse(const char *template, const char *line, const char *wanted) {
     free_ids(&got);
 }
 
+#define WEIGHTED(first, second)                                                                         \
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": " \
+    "\"a\"" first                                                                                       \
+    "}, {\"role\": \"user\", \"content\": \"r\"}, {\"role\": \"assistant\", \"content\": \"b\"" second "}]}"
+#define NOT_LEARNED ", \"weight\": 0"
+
+/* An answer of weight 0 is context, with either kind of template. */
+static void test_weights(void **state) {
+    (void)state;
+    Ids got;
+    Error err;
+    expect(plain, LOSS_ON_ASSISTANT, WEIGHTED(NOT_LEARNED, ", \"weight\": 1"),
+           "Buser:\nqE\nBassistant:\naE\nBuser:\nrE\nBassistant:\n[bE]\n|");
+    expect(plain, LOSS_ON_ASSISTANT, WEIGHTED("", NOT_LEARNED), "Buser:\nqE\nBassistant:\n[aE]\n|");
+    expect(plain, LOSS_ON_LAST, WEIGHTED("", NOT_LEARNED), "Buser:\nqE\nBassistant:\n[aE]\n|");
+    expect(marked, LOSS_ON_ASSISTANT, WEIGHTED(NOT_LEARNED, ""),
+           "Buser:\nqE\nBassistant:\naE\nBuser:\nrE\nBassistant:\n[bE]\n|");
+    for (int last = 0; last < 2; last++)
+        expect(marked, last ? LOSS_ON_LAST : LOSS_ON_ASSISTANT, WEIGHTED(", \"weight\": 1.0", NOT_LEARNED),
+               "Buser:\nqE\nBassistant:\n[aE]\nBuser:\nrE\nBassistant:\nbE\n|");
+    expect(
+        plain, LOSS_ON_ASSISTANT,
+        "{\"conversations\": [{\"from\": \"human\", \"value\": \"q\"}, {\"from\": \"gpt\", \"value\": \"a\","
+        " \"weight\": 0}, {\"from\": \"human\", \"value\": \"r\"}, {\"from\": \"gpt\", \"value\": \"b\"}]}",
+        "Buser:\nqE\nBassistant:\naE\nBuser:\nrE\nBassistant:\n[bE]\n|");
+    refuse(plain, WEIGHTED(NOT_LEARNED, NOT_LEARNED), "all of its answers have weight 0");
+    refuse(plain, WEIGHTED("", ", \"weight\": 0.5"), "message 4 has a \"weight\" that is neither 0");
+    assert_int_equal(encode(plain, LOSS_ON_ALL, WEIGHTED(NOT_LEARNED, ""), &got, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "data.chat_loss_on is all"));
+    free_ids(&got);
+}
+
 static void test_refusals(void **state) {
     (void)state;
     refuse(plain, "{\"text\": \"x\"}", "\"messages\"");
@@ -483,6 +515,7 @@ int main(void) {
                                        cmocka_unit_test(test_two_forms),
                                        cmocka_unit_test(test_preferences),
                                        cmocka_unit_test(test_json_in_json),
+                                       cmocka_unit_test(test_weights),
                                        cmocka_unit_test(test_refusals),
                                        cmocka_unit_test(test_prompt),
                                        cmocka_unit_test(test_rows),
