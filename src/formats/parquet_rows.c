@@ -67,13 +67,24 @@ static void add_column(ParquetRows *r, const ParquetLeaf *leaf) {
     c->name = dot ? dot + 1 : c->path;
 }
 
-/* Numbers in structs are left out: a conversation is made of texts. */
+/* Numbers in structs are left out: a conversation is made of texts. But answers of weight 0 are not learned
+ * (data/chat.c), which must not be ignored. */
+static ErrorCode check_number(const ParquetRows *r, const ParquetLeaf *leaf, Error *err) {
+    const char *dot = strrchr(leaf->path, '.');
+    if (!dot || strcmp(dot, ".weight") != 0) return OK;
+    return error_set(
+        err, ERR_DATA,
+        "%s: the messages have the number \"weight\", which weft reads from JSON alone: write the "
+        "conversations as JSON lines, or leave this member out to learn all answers",
+        r->path);
+}
+
 static ErrorCode add_leaf(ParquetRows *r, Field *f, const ParquetLeaf *leaf, Error *err) {
     bool text = leaf->lists == 0 && leaf->text && strcmp(leaf->path, f->is.name) == 0;
     bool member = leaf->lists == 1 && leaf->member == 1;
     if (!text && !member) return refuse_field(r, f->is.name, leaf, err);
     f->list = member;
-    if (!leaf->text) return OK;
+    if (!leaf->text) return check_number(r, leaf, err);
     add_column(r, leaf);
     f->count++;
     return OK;

@@ -60,7 +60,7 @@ duckdb.from_arrow(table).query("t", f"copy t to '{out}/duckdb-v2' (format parque
 
 # Conversation i has i % 4 messages, none at all for every tenth, and an element that is null in every seventh.
 def chat(i):
-    messages = [{"role": "user" if k % 2 == 0 else "assistant", "content": None if k == 2 else f"m{k} of {i}", "weight": k} for k in range(i % 4)]
+    messages = [{"role": "user" if k % 2 == 0 else "assistant", "content": None if k == 2 else f"m{k} of {i}", "height": k} for k in range(i % 4)]
     return None if i % 10 == 9 else messages + ([None] if i % 7 == 6 else [])
 
 
@@ -71,6 +71,7 @@ write("chat-json", "ZSTD", table=pa.table({"messages": [None if i % 5 == 3 else 
 polars.from_arrow(chats).write_parquet(out / "chat-polars", compression="zstd", row_group_size=17)
 duckdb.from_arrow(chats).query("t", f"copy t to '{out}/chat-duckdb' (format parquet)")
 write("chat-kto", table=pa.table({"prompt": ["p", "q"], "completion": ["a", "b"], "label": [True, False]}))
+write("chat-weight", table=pa.table({"messages": [[{"role": "user", "content": "q", "weight": None}, {"role": "assistant", "content": "a", "weight": 0}]]}))
 write("chat-chosen", table=pa.table({"prompt": ["p"], "completion": ["a"], "chosen": [[{"role": "assistant", "content": "a"}]]}))
 
 

@@ -192,7 +192,7 @@ def conversations(count, keys, nulls):
     def message(k):
         if nulls and k % 13 == 12:
             return None
-        return {keys[0]: random.choice(["user", "assistant"]), keys[1]: None if nulls and k % 7 == 6 else text(random.randrange(3)), "weight": k}
+        return {keys[0]: random.choice(["user", "assistant"]), keys[1]: None if nulls and k % 7 == 6 else text(random.randrange(3)), "height": k}
     return [None if nulls and i % 11 == 10 else [message(k) for k in range(random.randrange(9))] for i in range(count)]
 
 
@@ -200,7 +200,7 @@ def list_files(folder):
     path = folder / "list.parquet"
     for i, (version, codec, nulls) in enumerate(itertools.product(["1.0", "2.0"], codecs(), [False, True])):
         keys = [("role", "content"), ("from", "value")][i % 2]
-        struct = pa.struct([pa.field(keys[0], pa.string(), nulls), pa.field(keys[1], pa.string(), nulls), pa.field("weight", pa.int32())])
+        struct = pa.struct([pa.field(keys[0], pa.string(), nulls), pa.field(keys[1], pa.string(), nulls), pa.field("height", pa.int32())])
         schema = pa.schema([pa.field("id", pa.int64()), pa.field("messages", pa.list_(pa.field("element", struct, nulls)), nulls), pa.field("system", pa.string())])
         columns = [pa.array(range(400), pa.int64()), pa.array(conversations(400, keys, nulls), schema.field(1).type), pa.array(texts(400, "some"), pa.string())]
         pq.write_table(pa.table(columns, schema=schema), path, compression=codec, data_page_version=version, row_group_size=[37, 400][i % 3 == 0],

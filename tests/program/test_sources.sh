@@ -135,6 +135,8 @@ for source in '{path: chat.jsonl, format: chat}' '{path: chat.json, format: chat
 done
 refused 65 "chat.parquet:1: there are no messages" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: chat.parquet, format: chat}]'
 refused 65 "rows.parquet: no column 'messages', 'conversations'" tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: rows.parquet, format: chat}]'
+cp "$fixtures/chat-weight" weight.parquet
+refused 65 'weight.parquet: the messages have the number "weight"' tokenize run.yaml data.chat_template=chat.jinja 'data.sources=[{path: weight.parquet, format: chat}]'
 # Rejected answers are not learned, unless the source says which form it means.
 for kind in kto chosen; do
     cp "$fixtures/chat-$kind" $kind.parquet
