@@ -47,6 +47,12 @@ void sha256_finish(Sha256 *h, uint8_t out[32]) {
     free(h);
 }
 
+void sha256_next(Sha256 *h, uint8_t out[32]) {
+    unsigned length = 0;
+    CHECK(EVP_DigestFinal_ex(h->context, out, &length) == 1 && length == 32);
+    CHECK(EVP_DigestInit_ex(h->context, NULL, NULL) == 1); /* NULL: as before */
+}
+
 /* Lower case, as sha256sum prints it: a user can compare the two. */
 void sha256_hex(const uint8_t digest[32], char out[65]) { hex_of(digest, 32, out); }
 

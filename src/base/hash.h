@@ -11,6 +11,7 @@ Sha256 *sha256_start(void);
 void sha256_add(Sha256 *h, const void *data, size_t length);
 void sha256_add_u64(Sha256 *h, uint64_t value); /* eight bytes, little-endian */
 void sha256_finish(Sha256 *h, uint8_t out[32]); /* also frees h */
+void sha256_next(Sha256 *h, uint8_t out[32]);   /* instead of freeing it, starts the next digest */
 void sha256_hex(const uint8_t digest[32], char out[65]);
 void sha256_of(const void *data, size_t length, char out[65]); /* of one buffer, as sha256_hex */
 /* Two digits for each byte, in lower case. */

@@ -32,6 +32,7 @@ extern const Verb verb_tokenizer_train;
 extern const Verb verb_slurm;
 extern const Verb verb_stop;
 extern const Verb verb_train;
+extern const Verb verb_verify;
 extern const Verb verb_watch;
 
 /* One line each, so that additions merge. */
@@ -59,6 +60,7 @@ const Verb *const verbs[] = {
     &verb_report,
     &verb_compare,
     &verb_audit,
+    &verb_verify,
     &verb_config,
     &verb_doctor,
     &verb_help,

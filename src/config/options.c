@@ -24,6 +24,10 @@ static const Option run_options[] = {
            "auto, cpu: the best kernels that the processor runs, or some by name; cuda: a GPU "
            "(docs/use/gpus.md).",
            LOCAL),
+    /* Hashes what the step has made; a checkpoint states the last receipt. */
+    BOOL("run.receipts", run.receipts, "false", NOTHING,
+         "Write a hash chain of configuration, samples and weights of each logged step to receipts.jsonl, "
+         "which weft verify proves."),
     /* Must be given at each start; for restarts train_supervised applies it only once. */
     BOOL("run.overwrite", run.overwrite, "false", NOTHING,
          "Start over in a directory that already holds a run, whose records and checkpoints are removed."),

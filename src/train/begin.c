@@ -38,6 +38,7 @@ static ErrorCode open_directory(Trainer *t, Error *err) {
  * fails. */
 static ErrorCode look_for_directory(Trainer *t, Error *err) {
     int64_t holder = (int64_t)getpid();
+    if (t->replay) return OK; /* only rank 0 writes to it */
     TRY(comm_broadcast(t->comm, &holder, sizeof holder, 0, err));
     t->sees_directory = t->is_rank0 || lock_sees(t->c->run.dir, (long)holder);
     if (!t->sees_directory)
@@ -347,7 +348,9 @@ static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
 
 /* A run with run.overwrite begins from scratch, whatever is there. */
 static ErrorCode find_checkpoint(Trainer *t, Error *err) {
-    return t->c->run.overwrite ? OK : state_find(&t->found, t->c->run.dir, t->sees_directory, t->comm, err);
+    if (t->replay && *t->replay->checkpoint)
+        return state_open(&t->found, t->replay->checkpoint, t->comm, err);
+    return t->c->run.overwrite || t->replay ? OK : state_find(&t->found, t->c->run.dir, t->sees_directory, t->comm, err);
 }
 
 /* The best value of another metric means nothing for this one, and a checkpoint that is gone cannot be
@@ -390,6 +393,7 @@ static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
         TRY(state_take_up(&t->found, t->engine, t->comm, err));
         t->state = t->found.saved.state;
         report_kept_balance(t);
+        memcpy(t->receipts.head, t->found.saved.facts.receipt, sizeof t->receipts.head);
         state_close(&t->found);
         log_info("resumed after step %lld", (long long)t->state.step);
     } else {
@@ -449,6 +453,8 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     TOGETHER(t, sinks_open(t, err));
     tracing_open(&t->tracing, t->c, &t->layout, t->comm);
     TOGETHER(t, open_audit(t, err));
+    t->receipts.first = t->state.samples;
+    TRY(receipt_begin(t, set, err));
     replicas_open(&t->replicas, t->engine, t->comm);
     sources_open(&t->sources, &t->rank, t->data, &t->layout);
     t->reported_sources = t->state.step;

@@ -307,11 +307,13 @@ ErrorCode record_sources(Trainer *t, Error *err) {
     return code;
 }
 
-/* Between logged steps only the status line is updated. */
+bool run_logs_step(const Trainer *t, const StepMetrics *m) {
+    return m->step == 1 || m->step % t->c->metrics.log_freq == 0 || m->step == m->total_steps || m->skipped ||
+           m->spike;
+}
+
 ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
-    bool due = m->step == 1 || m->step % t->c->metrics.log_freq == 0 || m->step == m->total_steps ||
-               m->skipped || m->spike;
-    if (!due) {
+    if (!run_logs_step(t, m)) {
         metrics_window_peek(&t->window, t->flops_per_token, t->peak_flops, m);
         if (t->is_rank0) console_status(m, false);
         return OK;

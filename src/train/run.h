@@ -10,6 +10,7 @@
 #include "observe/journal.h"
 #include "observe/listener.h"
 #include "observe/metrics.h"
+#include "observe/receipts.h"
 #include "observe/tensorboard.h"
 #include "train/best.h"
 #include "train/read_ahead.h"
@@ -23,6 +24,23 @@
 #include "train/state.h"
 #include "train/tasks.h"
 #include "train/tracing.h"
+#include "train/trainer.h"
+
+/* A sample that was trained on: its number, and the SHA-256 of its inputs and targets. */
+typedef struct SamplePrint {
+    uint64_t k;
+    uint8_t digest[32];
+} SamplePrint;
+
+/* Receipts of a run (receipts.c). */
+typedef struct ReceiptState {
+    ReceiptLog log; /* rank 0's */
+    char head[65];  /* the line that the checkpoint states from which the run resumes; "": none */
+    int64_t first;  /* first sample behind the last line */
+    size_t count, capacity;
+    SamplePrint *samples; /* [count] of this rank since the last line */
+    double seconds;       /* spent on lines */
+} ReceiptState;
 
 /* Everything that a run opens: opened by run_begin, closed in trainer_run. The close functions accept what
  * was never opened, for which zero stands. */
@@ -73,6 +91,8 @@ typedef struct Trainer {
     Journal journal;
     Listener listener; /* rank 0's: program of metrics.command */
     AuditLog audit;
+    ReceiptState receipts;
+    const Replay *replay; /* NULL: this is a run */
     Tracing tracing;
     Sources sources;
     int64_t reported_sources; /* last step whose sources were recorded */
@@ -85,6 +105,20 @@ typedef struct Trainer {
 
 /* every 0: never. */
 static inline bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+/* Whether the run is saved after the step that was just made. */
+static inline bool run_saves_now(const Trainer *t) {
+    return t->stopping || t->state.step == t->c->train.steps || due(t->c->checkpoint.every, t->state.step);
+}
+
+/* ---- receipts.c: all ranks; without run.receipts they do nothing ---- */
+
+/* Writes the line of the beginning, from the weights that the engine has. */
+ErrorCode receipt_begin(Trainer *t, const OptionSet *set, Error *err);
+void receipt_add_samples(Trainer *t); /* of the step that was just made */
+ErrorCode receipt_step(Trainer *t, const StepMetrics *m, Error *err);
+ErrorCode receipt_sync(Trainer *t, Error *err);
+void receipt_close(Trainer *t);
 
 /* ---- trainer.c ---- */
 
@@ -114,6 +148,8 @@ ErrorCode record_event(Trainer *t, JournalEvent event, int64_t step, const char 
                        const JournalFact *facts, Error *err);
 /* Metrics of a step, with the bytes that this rank sent in it; record_step fills in the rates. */
 StepMetrics record_of_step(const Trainer *t, const StepResult *r, double lr);
+/* Whether the record of a step is written; otherwise only the status line is updated. */
+bool run_logs_step(const Trainer *t, const StepMetrics *m);
 /* Records the step that has just ended, if it is to be logged. */
 ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err);
 ErrorCode record_probe(Trainer *t, const StepOptions *options, Error *err);

@@ -7,6 +7,7 @@
  *     skipped, updates                   steps without an update; updates made: the count for bias correction
  *     data, tokenizer, mixture           fingerprints of what it was trained on
  *     sums, kernels, build               what last bits depend on, in words
+ *     receipt                            with run.receipts
  *     loss_window, grad_norm_window      of the spike statistic, oldest first
  *     best                               figure, step and value, if checkpoint.keep_best is set
  *     noise_signal, noise_variance       means of the noise scale; 0 if it is not measured
@@ -104,6 +105,7 @@ static ErrorCode read_facts(RunFacts *f, const cJSON *state, bool all, Error *er
     TRY(read_fact(state, "mixture", all, f->mixture, sizeof f->mixture, err));
     TRY(read_fact(state, "sums", all, f->sums, sizeof f->sums, err));
     TRY(read_fact(state, "kernels", all, f->kernels, sizeof f->kernels, err));
+    TRY(read_fact(state, "receipt", false, f->receipt, sizeof f->receipt, err));
     return read_fact(state, "build", all, f->build, sizeof f->build, err);
 }
 
@@ -191,6 +193,7 @@ static void write_facts(JsonWriter *w, const RunFacts *f) {
     json_put_string(w, "sums", f->sums);
     json_put_string(w, "kernels", f->kernels);
     json_put_string(w, "build", f->build);
+    if (*f->receipt) json_put_string(w, "receipt", f->receipt);
 }
 
 /* Called by rank 0. Depends on its arguments alone, so equal runs have equal states. */

@@ -38,6 +38,7 @@ typedef struct RunFacts {
     char sums[160];    /* the order in which the gradients of a step are summed */
     char kernels[160]; /* names of the kernels of all ranks */
     char build[200];
+    char receipt[65]; /* of the step, with run.receipts: h of its line (observe/receipts.h) */
 } RunFacts;
 
 /* `set` points into the struct, so a SavedRun must not be moved. */

@@ -22,6 +22,7 @@
 #include "observe/journal.h"
 #include "observe/listener.h"
 #include "observe/metrics.h"
+#include "observe/receipts.h"
 #include "observe/report.h"
 #include "observe/tensorboard.h"
 #include "observe/trace.h"
@@ -129,6 +130,16 @@ ErrorCode state_find(ResumePoint *f, const char *run_dir, bool shared, Comm *com
     return comm_agree(comm, code, err);
 }
 
+ErrorCode state_open(ResumePoint *f, const char *path, Comm *comm, Error *err) {
+    *f = (ResumePoint){.exists = false};
+    TRY(open_together(&f->checkpoint, comm, true, path, err));
+    f->exists = true;
+    TRY(agree_on_checkpoint(&f->checkpoint, comm, err));
+    ErrorCode code = saved_parse(&f->saved, f->checkpoint.state, err);
+    if (code != OK) error_context(err, "%s", f->checkpoint.path);
+    return comm_agree(comm, code, err);
+}
+
 /* The run was compared before (changes.c), so a mismatch here means a damaged or edited checkpoint. */
 ErrorCode state_take_up(const ResumePoint *f, Engine *e, Comm *comm, Error *err) {
     engine_set_updates(e, f->saved.updates);
@@ -188,7 +199,8 @@ void state_read_best(BestCheckpoint *best, const char *checkpoints) {
 }
 
 /* Files that readers of the new run would take for its own. */
-static const char *const records[] = {METRICS_PATTERN, JOURNAL_FILE, TRACE_FILE, REPORT_FILE, LISTENER_LOG};
+static const char *const records[] = {METRICS_PATTERN, JOURNAL_FILE, TRACE_FILE, REPORT_FILE, LISTENER_LOG,
+                                      RECEIPTS_FILE};
 
 /* Checkpoints go first: after a crash in between, the directory starts a new run instead of resuming with
  * half of its records. */

@@ -22,6 +22,8 @@ typedef struct ResumePoint {
  * or everything if it does not see rank 0's directory (shared is false). Close with state_close, also after
  * an error. */
 ErrorCode state_find(ResumePoint *f, const char *run_dir, bool shared, Comm *comm, Error *err);
+/* Opens this checkpoint, which all ranks see. The rest is as above. */
+ErrorCode state_open(ResumePoint *f, const char *path, Comm *comm, Error *err);
 /* All ranks; each reads its shard. */
 ErrorCode state_take_up(const ResumePoint *f, Engine *e, Comm *comm, Error *err);
 void state_close(ResumePoint *f); /* a zeroed one is allowed */

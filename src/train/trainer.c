@@ -173,6 +173,7 @@ static ErrorCode count_step(Trainer *t, const StepResult *r, Error *err) {
     t->state.skipped += r->skipped;
     t->bad_in_row = r->skipped ? t->bad_in_row + 1 : 0;
     if (!r->skipped) noise_add(&t->state.noise, r->noise.signal, r->noise.variance);
+    receipt_add_samples(t);
     if (!t->c->data.audit) return OK;
     return audit_step(&t->audit, t->state.step, t->read_ahead.used, now->microbatches,
                       t->read_ahead.sequences, err);
@@ -182,6 +183,7 @@ static ErrorCode write_step(Trainer *t, const StepResult *r, const StepOptions *
     StepMetrics m = record_of_step(t, r, t->c->optimizer.settings.lr * options->lr_factor);
     TRY(judge(t, r, &m, err));
     TRY(record_step(t, &m, err));
+    TRY(receipt_step(t, &m, err));
     TRY(record_probe(t, options, err));
     TRY(tracing_step(&t->tracing, t->engine, t->state.step, err));
     if (tracing_due(&t->tracing)) TRY(record_trace(t, err));
@@ -290,6 +292,7 @@ static ErrorCode save(Trainer *t, bool last, Error *err) {
     TRY(record_sources(t, err));
     TRY(sinks_sync(t, err));
     if (t->c->data.audit) TRY(audit_sync(&t->audit, err));
+    TRY(receipt_sync(t, err));
     TRY(look_for_best(t, err));
     TRY(saver_begin(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
     /* The last save is waited for; others continue alongside the next steps. */
@@ -329,13 +332,21 @@ static ErrorCode loop(Trainer *t, Error *err) {
         run_enter(t, PHASE_STEPS);
         TRY(one_step(t, err));
         TRY(record_saves(t, err));
-        bool last = t->state.step == c->train.steps;
-        bool saves = last || t->stopping || due(c->checkpoint.every, t->state.step);
+        bool last = t->state.step == c->train.steps, saves = run_saves_now(t);
         if (saves || due(c->check.replicas_every, t->state.step)) TRY(compare_replicas(t, err));
         TRY(measure(t, last, err));
         if (saves) TRY(save(t, last, err));
     }
     return OK;
+}
+
+/* A request to stop ends it early. */
+static ErrorCode replay(Trainer *t, Error *err) {
+    while (t->state.step < t->replay->last && !t->stopping) {
+        run_enter(t, PHASE_STEPS);
+        TRY(one_step(t, err));
+    }
+    return t->stopping ? error_set(err, ERR_STOPPED, "stopped after step %lld", (long long)t->state.step) : OK;
 }
 
 /* Everything is saved: a failure here loses at most a line of a log, but is still a failure. */
@@ -375,7 +386,8 @@ static ErrorCode end_together(Trainer *t, Error *err) {
  * something, so comm_fail ends them. */
 static ErrorCode run_training(Trainer *t, OptionSet *set, Error *err) {
     TRY(run_begin(t, set, err));
-    ErrorCode code = loop(t, err);
+    ErrorCode code = t->replay ? replay(t, err) : loop(t, err);
+    if (t->replay && (code == OK || code == ERR_STOPPED)) return code;
     if (code == OK) return finish(t, err);
     /* If the directory is gone, that is the cause of whatever could not be written to it. */
     if (code == ERR_CANTCREATE || code == ERR_IO) check_directory(t, err);
@@ -393,6 +405,7 @@ static void close_run(Trainer *t) {
     read_ahead_close(&t->read_ahead);
     sinks_close(t);
     audit_close(&t->audit);
+    receipt_close(t);
     tracing_close(&t->tracing);
     replicas_close(&t->replicas);
     sources_close(&t->sources);
@@ -411,8 +424,8 @@ static void close_run(Trainer *t) {
 
 /* `activity` loses the engine before it is closed, and the saver is closed before the engine, whose tensors
  * it copies. */
-ErrorCode trainer_run(Comm *comm, const char *file, Config *c, OptionSet *set, const Inject *inject,
-                      Activity *activity, Error *err) {
+static ErrorCode run(Comm *comm, const char *file, Config *c, OptionSet *set, const Inject *inject,
+                     const Replay *replay, Activity *activity, Error *err) {
     Trainer t = {.c = c,
                  .file = file,
                  .comm = comm,
@@ -422,6 +435,8 @@ ErrorCode trainer_run(Comm *comm, const char *file, Config *c, OptionSet *set, c
                  .activity = activity,
                  .journal = {.fd = -1},
                  .audit = {.fd = -1},
+                 .receipts = {.log = {.fd = -1}},
+                 .replay = replay,
                  .listener = {.fd = -1}};
     run_hush(&t);
     ErrorCode code = run_training(&t, set, err);
@@ -436,4 +451,15 @@ ErrorCode trainer_run(Comm *comm, const char *file, Config *c, OptionSet *set, c
     else
         lock_abandon(&t.lock, c->run.dir);
     return code;
+}
+
+ErrorCode trainer_run(Comm *comm, const char *file, Config *c, OptionSet *set, const Inject *inject,
+                      Activity *activity, Error *err) {
+    return run(comm, file, c, set, inject, NULL, activity, err);
+}
+
+ErrorCode trainer_replay(Comm *comm, const char *file, Config *c, OptionSet *set, const Replay *replay,
+                         Activity *activity, Error *err) {
+    const Inject none = {0};
+    return run(comm, file, c, set, &none, replay, activity, err);
 }

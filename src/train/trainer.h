@@ -6,6 +6,7 @@
  *     metrics.jsonl    a line for each logged step, validation, validation set and task
  *     journal.jsonl    events
  *     audit-00000.log  with data.audit: the samples of each step (observe/audit.h)
+ *     receipts.jsonl   with run.receipts: a hash chain of logged steps (observe/receipts.h)
  *     tensorboard/     event files
  *     checkpoints/     step-00000100/, ..., latest
  *
@@ -32,5 +33,17 @@ void trainer_ignore_signals(void);
  * to inject; activity: receives the phases. */
 ErrorCode trainer_run(Comm *comm, const char *file, Config *c, OptionSet *set, const Inject *inject,
                       Activity *activity, Error *err);
+
+/* Steps of a run that are made again, to compare their receipts (run.receipts). */
+typedef struct Replay {
+    const char *checkpoint; /* to go on from; "": from the beginning */
+    int64_t last;           /* the step to end with */
+    const int64_t *steps;   /* [count] steps that get a receipt */
+    size_t count;
+} Replay;
+/* Makes these steps in run.dir, a directory of its own, where the receipts are found then. Nothing is saved or
+ * validated. */
+ErrorCode trainer_replay(Comm *comm, const char *file, Config *c, OptionSet *set, const Replay *replay,
+                         Activity *activity, Error *err);
 
 #endif
