@@ -48,10 +48,11 @@ static ErrorCode check_anchor(const Receipts *r, const CheckpointInfo *at, int *
     if (!*facts.receipt) return OK;
     ++*stated;
     if (receipts_have(r, facts.receipt)) return OK;
-    return error_set(err, ERR_DATA,
-                     "%s: the receipt %.12s... of the checkpoint of step %lld is missing: lines were cut off, "
-                     "or the log was written anew",
-                     r->path, facts.receipt, (long long)at->step);
+    return error_set(
+        err, ERR_DATA,
+        "%s: the receipt %.12s... of the checkpoint of step %lld is missing: lines were cut off, "
+        "or the log was written anew",
+        r->path, facts.receipt, (long long)at->step);
 }
 
 static ErrorCode check_anchors(const Receipts *r, const char *run, int *stated, Error *err) {
@@ -189,36 +190,36 @@ static void find_difference(const Job *j, const Receipts *again, const char *nam
 
 static ErrorCode refute(const Job *j, const Receipts *again, const Receipt *begin, const Text *difference,
                         Error *err) {
-    const char *other = unlike(&j->log, begin, again, &again->items[0], same_bits,
-                               sizeof same_bits / sizeof *same_bits);
+    const char *other =
+        unlike(&j->log, begin, again, &again->items[0], same_bits, sizeof same_bits / sizeof *same_bits);
     if (!other)
         return error_set(err, ERR_DIFFERENT, "step %lld is refuted: %s", (long long)j->step,
                          difference->data);
-    return error_set(err, ERR_UNAVAILABLE,
-                     "step %lld is neither confirmed nor refuted: %s; but the run had %s \"%s\" and here it is "
-                     "\"%s\", so last bits may differ: verify on such ranks and kernels, with such a build",
-                     (long long)j->step, difference->data, other, receipt_fact(&j->log, begin, other),
-                     receipt_fact(again, &again->items[0], other));
+    return error_set(
+        err, ERR_UNAVAILABLE,
+        "step %lld is neither confirmed nor refuted: %s; but the run had %s \"%s\" and here it is "
+        "\"%s\", so last bits may differ: verify on such ranks and kernels, with such a build",
+        (long long)j->step, difference->data, other, receipt_fact(&j->log, begin, other),
+        receipt_fact(again, &again->items[0], other));
 }
 
 static ErrorCode judge(const Job *j, const Receipts *again, Error *err) {
     const Receipt *begin = receipts_begin_of(&j->log, j->step), *here = &again->items[0];
     Text difference = {0};
-    const char *other =
-        unlike(&j->log, begin, again, here, same_run, sizeof same_run / sizeof *same_run);
+    const char *other = unlike(&j->log, begin, again, here, same_run, sizeof same_run / sizeof *same_run);
     if (other)
-        return error_set(err, ERR_CONFIG,
-                         "this is not the run of step %lld: its %s was \"%.60s\", here it is \"%.60s\"",
-                         (long long)j->step, other, receipt_fact(&j->log, begin, other),
-                         receipt_fact(again, here, other));
+        return error_set(
+            err, ERR_CONFIG, "this is not the run of step %lld: its %s was \"%.60s\", here it is \"%.60s\"",
+            (long long)j->step, other, receipt_fact(&j->log, begin, other), receipt_fact(again, here, other));
     find_difference(j, again, begin->names, &difference);
     ErrorCode code = difference.length ? refute(j, again, begin, &difference, err) : OK;
     text_free(&difference);
     if (code != OK) return code;
-    terminal_printf("step %lld is confirmed: made again from step %lld on %lld rank%s, it has the samples, the "
-                    "loss, the gradient norm and the weights of its receipt\nweights %s\n",
-                    (long long)j->step, (long long)j->from, (long long)here->ranks,
-                    here->ranks == 1 ? "" : "s", receipts_of_step(&j->log, j->step)->weights);
+    terminal_printf(
+        "step %lld is confirmed: made again from step %lld on %lld rank%s, it has the samples, the "
+        "loss, the gradient norm and the weights of its receipt\nweights %s\n",
+        (long long)j->step, (long long)j->from, (long long)here->ranks, here->ranks == 1 ? "" : "s",
+        receipts_of_step(&j->log, j->step)->weights);
     return OK;
 }
 
@@ -226,10 +227,11 @@ static ErrorCode judge(const Job *j, const Receipts *again, Error *err) {
 
 /* Nothing is saved, measured or sent. */
 static const char *const quiet[] = {
-    "run.receipts=true",     "run.overwrite=false",  "metrics.tensorboard=false", "metrics.command=[]",
-    "metrics.all_ranks=false", "metrics.probe=0",    "metrics.noise_scale=false", "evaluation.tasks=[]",
-    "checkpoint.mirror=''",  "checkpoint.keep_best=''", "checkpoint.async=false", "check.replicas_every=0",
-    "data.audit=false",      "metrics.trace=''",     "metrics.profile=false"};
+    "run.receipts=true",         "run.overwrite=false",     "metrics.tensorboard=false",
+    "metrics.command=[]",        "metrics.all_ranks=false", "metrics.probe=0",
+    "metrics.noise_scale=false", "evaluation.tasks=[]",     "checkpoint.mirror=''",
+    "checkpoint.keep_best=''",   "checkpoint.async=false",  "check.replicas_every=0",
+    "data.audit=false",          "metrics.trace=''",        "metrics.profile=false"};
 static const char *const flat_mesh[] = {"mesh.pp=1", "mesh.dp_replicate=1", "mesh.dp_shard=-1",
                                         "mesh.cp=1", "mesh.tp=1",           "mesh.ep=1"};
 enum { QUIET = sizeof quiet / sizeof *quiet, FLAT = sizeof flat_mesh / sizeof *flat_mesh };

@@ -12,7 +12,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 
-#define TAIL ",\"h\":\""
+#define TAIL ", \"h\": \""
 enum { TAIL_BYTES = sizeof TAIL - 1 + 64 + 2, LIMIT = 1 << 30 }; /* TAIL, digits, "} */
 
 static void chain(const char before[RECEIPT_HEX], const char *line, size_t length, char out[RECEIPT_HEX]) {
@@ -272,8 +272,8 @@ static void name_parameter(const Receipt *run, const Receipt *again, const char 
         at += end + (at[end] == ',');
     }
     if (first)
-        text_printf(out, ": %d of %d parameters, the first %.*s (%.8s..., here %.8s...)", differ, count, length,
-                    name, first, b + (first - a));
+        text_printf(out, ": %d of %d parameters, the first %.*s (%.8s..., here %.8s...)", differ, count,
+                    length, name, first, b + (first - a));
 }
 
 void receipt_compare(const Receipt *run, const Receipt *again, const char *names, Text *out) {

@@ -4,7 +4,7 @@
  *     {"kind": "step", "step": 10, "first": 192, "samples": 128, "batch": ..., "weights": root, ..., "h": ...}
  *
  *  R1. h of a line is the SHA-256 (hex) of the h of the line before (64 zeros for the first) followed by the
- *      text of this line up to, and without, `,"h":`.
+ *      text of this line up to, and without, `, "h": `.
  *  R2. The file is only appended to. An attempt begins with a line of its own; the steps before it in the
  *      file that it makes again (those after its step) count no longer.
  *  R3. A line is on disk before a checkpoint states its h. So a file that lacks the h of a checkpoint of its
@@ -31,8 +31,8 @@ typedef struct ReceiptFact {
 typedef struct Receipt {
     bool begin;
     int64_t step;
-    int64_t first, samples; /* since the line before: first sample, number. begin: samples so far, 0 */
-    const char *batch;      /* digest of these samples; begin: NULL */
+    int64_t first, samples;       /* since the line before: first sample, number. begin: samples so far, 0 */
+    const char *batch;            /* digest of these samples; begin: NULL */
     const char *loss, *grad_norm; /* bits of the doubles, in hex; begin: NULL */
     const char *weights;          /* root */
     const char *parameters;       /* first 8 digits of the root of each parameter, one after the other */

@@ -350,7 +350,9 @@ static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
 static ErrorCode find_checkpoint(Trainer *t, Error *err) {
     if (t->replay && *t->replay->checkpoint)
         return state_open(&t->found, t->replay->checkpoint, t->comm, err);
-    return t->c->run.overwrite || t->replay ? OK : state_find(&t->found, t->c->run.dir, t->sees_directory, t->comm, err);
+    return t->c->run.overwrite || t->replay
+               ? OK
+               : state_find(&t->found, t->c->run.dir, t->sees_directory, t->comm, err);
 }
 
 /* The best value of another metric means nothing for this one, and a checkpoint that is gone cannot be

@@ -51,8 +51,7 @@ static ErrorCode hash_samples(Trainer *t, char out[RECEIPT_HEX], Error *err) {
     ReceiptState *r = &t->receipts;
     char *all = NULL;
     size_t bytes = 0, *lengths = mem_alloc_array((size_t)comm_size(t->comm), sizeof *lengths);
-    ErrorCode code =
-        comm_gather(t->comm, r->samples, r->count * sizeof *r->samples, &all, lengths, err);
+    ErrorCode code = comm_gather(t->comm, r->samples, r->count * sizeof *r->samples, &all, lengths, err);
     if (code == OK && t->is_rank0) {
         for (int i = 0; i < comm_size(t->comm); i++) bytes += lengths[i];
         if (bytes) qsort(all, bytes / sizeof *r->samples, sizeof *r->samples, by_number);
@@ -202,6 +201,12 @@ ErrorCode receipt_step(Trainer *t, const StepMetrics *m, Error *err) {
 
 ErrorCode receipt_sync(Trainer *t, Error *err) {
     return t->c->run.receipts && t->is_rank0 ? receipts_sync(&t->receipts.log, err) : OK;
+}
+
+void receipt_report(const Trainer *t) {
+    if (t->c->run.receipts && t->is_rank0)
+        log_info("receipts took %.3f s; the head of their chain is %s", t->receipts.seconds,
+                 t->receipts.log.h);
 }
 
 void receipt_close(Trainer *t) {

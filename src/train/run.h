@@ -118,6 +118,7 @@ ErrorCode receipt_begin(Trainer *t, const OptionSet *set, Error *err);
 void receipt_add_samples(Trainer *t); /* of the step that was just made */
 ErrorCode receipt_step(Trainer *t, const StepMetrics *m, Error *err);
 ErrorCode receipt_sync(Trainer *t, Error *err);
+void receipt_report(const Trainer *t); /* at the end: head and cost */
 void receipt_close(Trainer *t);
 
 /* ---- trainer.c ---- */

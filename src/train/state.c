@@ -199,8 +199,8 @@ void state_read_best(BestCheckpoint *best, const char *checkpoints) {
 }
 
 /* Files that readers of the new run would take for its own. */
-static const char *const records[] = {METRICS_PATTERN, JOURNAL_FILE, TRACE_FILE, REPORT_FILE, LISTENER_LOG,
-                                      RECEIPTS_FILE};
+static const char *const records[] = {METRICS_PATTERN, JOURNAL_FILE, TRACE_FILE,
+                                      REPORT_FILE,     LISTENER_LOG, RECEIPTS_FILE};
 
 /* Checkpoints go first: after a crash in between, the directory starts a new run instead of resuming with
  * half of its records. */

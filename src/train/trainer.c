@@ -346,7 +346,8 @@ static ErrorCode replay(Trainer *t, Error *err) {
         run_enter(t, PHASE_STEPS);
         TRY(one_step(t, err));
     }
-    return t->stopping ? error_set(err, ERR_STOPPED, "stopped after step %lld", (long long)t->state.step) : OK;
+    return t->stopping ? error_set(err, ERR_STOPPED, "stopped after step %lld", (long long)t->state.step)
+                       : OK;
 }
 
 /* Everything is saved: a failure here loses at most a line of a log, but is still a failure. */
@@ -356,6 +357,7 @@ static ErrorCode finish(Trainer *t, Error *err) {
     TRY(tracing_rest(&t->tracing, t->engine, err));
     TRY(record_lost_memory(t, err));
     TRY(check_directory(t, err));
+    receipt_report(t);
     TRY(record_trace(t, err)); /* the run may end before the last step to be traced */
     if (t->is_rank0) {
         console_clear();
