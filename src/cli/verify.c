@@ -1,7 +1,7 @@
 /* weft verify: proves the receipts of a run (run.receipts, observe/receipts.h).
  *
- *     --chain     reads the log alone: no line was changed, moved or removed, and none that a checkpoint states
- *                 is missing
+ *     --chain     reads the log alone: no line was changed, moved or removed, and none is missing that a
+ *                 checkpoint states
  *     --step K    makes the steps from the checkpoint before K to K again, here, and compares the receipts
  *
  * The second runs the trainer in a temporary directory, with the receipts of the same steps

@@ -1,4 +1,4 @@
-/* One digest of all weights, the same on every mesh: a Merkle root (base/merkle.h) of the fp32 master weights.
+/* One digest of all weights, the same on every mesh: a Merkle root (base/merkle.h) of fp32 master weights.
  *
  *     leaf       a run of consecutive elements of the unsharded parameter, in the order of its file; the last
  *                one of a parameter may be shorter

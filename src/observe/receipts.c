@@ -1,5 +1,5 @@
-/* Writes and reads the chain. A line is made without its h, hashed, and completed, so that a reader hashes the
- * very bytes of the file and never writes a line again to compare. */
+/* Writes and reads the chain. A line is made without its h, hashed, and completed, so that a reader hashes
+ * the very bytes of the file and never writes a line again to compare. */
 #include "observe/receipts.h"
 
 #include <fcntl.h>
@@ -69,7 +69,7 @@ ErrorCode receipts_add(ReceiptLog *log, Receipt *r, Error *err) {
     return code;
 }
 
-/* Another run, or a checkpoint that was copied here without the file, would begin a chain that looks whole. */
+/* Another run, or a checkpoint that was copied here without the file, would begin a chain that looks good. */
 static ErrorCode find_head(const Receipts *there, const char *head, Error *err) {
     if (!*head || receipts_have(there, head)) return OK;
     return error_set(err, ERR_DATA,

@@ -1,7 +1,7 @@
 /* RUN/receipts.jsonl: a chain of hashes over configuration, data and weights (run.receipts).
  *
  *     {"kind": "begin", "step": 6, "samples": 192, "facts...": ..., "weights": root, "h": ...}
- *     {"kind": "step", "step": 10, "first": 192, "samples": 128, "batch": ..., "weights": root, ..., "h": ...}
+ *     {"kind": "step", "step": 10, "first": 192, "samples": 128, "batch": ..., "weights": ..., "h": ...}
  *
  *  R1. h of a line is the SHA-256 (hex) of the h of the line before (64 zeros for the first) followed by the
  *      text of this line up to, and without, `, "h": `.

@@ -41,8 +41,8 @@ typedef struct Replay {
     const int64_t *steps;   /* [count] steps that get a receipt */
     size_t count;
 } Replay;
-/* Makes these steps in run.dir, a directory of its own, where the receipts are found then. Nothing is saved or
- * validated. */
+/* Makes these steps in run.dir, a directory of its own, where the receipts are found then. Nothing is saved
+ * or validated. */
 ErrorCode trainer_replay(Comm *comm, const char *file, Config *c, OptionSet *set, const Replay *replay,
                          Activity *activity, Error *err);
 
