@@ -2,6 +2,7 @@
 # Runs the fuzz targets under libFuzzer, two at a time, and prints a line for each: executions, coverage, verdict.
 #   tools/fuzz.sh [SECONDS [TARGET...]]     60 seconds for each target
 # SEED=N draws the same inputs again, as many as fit in that time; without it each run draws different ones.
+# RUNS=N ends each target after N inputs instead of SECONDS; JOBS=1 runs one target at a time.
 # Inputs that reach new code are collected in BUILD/corpus/TARGET, where the next run starts. Inputs that break a target are in
 # BUILD/crashes. Exit status 1 if anything broke.
 set -euo pipefail
@@ -9,6 +10,8 @@ cd "$(dirname "$0")/.."
 build=${BUILD:-build-fuzz}
 seconds=${1:-60}
 shift || true
+limit=-max_total_time=$seconds
+[ -z "${RUNS:-}" ] || limit=-runs=$RUNS
 
 find_clang() {
     local name
@@ -29,7 +32,7 @@ compile() {
 fuzz() {
     local name=$1 log="$build/$1.log" verdict=ok runs coverage
     mkdir -p "$build/corpus/$name" "$build/crashes"
-    "$build/fuzz_$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=16384 -seed="${SEED:-0}" \
+    "$build/fuzz_$name" "$limit" -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=16384 -seed="${SEED:-0}" \
         -print_final_stats=1 -artifact_prefix="$build/crashes/$name-" \
         "$build/corpus/$name" "tests/fuzz/corpus/$name" >"$log" 2>&1 || verdict=BROKEN
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
@@ -47,5 +50,5 @@ if [ $# -eq 0 ]; then
     done
 fi
 export -f fuzz
-export build seconds
-printf '%s\n' "$@" | xargs -P 2 -I {} bash -c 'fuzz {}' || { echo "fuzz: inputs that break it are in $build/crashes"; exit 1; }
+export build limit
+printf '%s\n' "$@" | xargs -P "${JOBS:-2}" -I {} bash -c 'fuzz {}' || { echo "fuzz: inputs that break it are in $build/crashes"; exit 1; }

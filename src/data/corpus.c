@@ -30,7 +30,11 @@
 
 /* Large enough that the system call costs nothing compared with tokenizing, and small compared with the
  * caches of a machine that tokenizes on all its cores. */
+#ifdef WEFT_SMALL_BUFFERS /* for fuzzing (CMakeLists.txt) */
+enum { READ_BYTES = 1 << 10 };
+#else
 enum { READ_BYTES = 1 << 20 };
+#endif
 
 struct CorpusReader {
     const CorpusFile *file;

@@ -23,7 +23,11 @@
 #include "formats/stored_file.h"
 
 /* A few of zstd's blocks of at most 128 KiB. */
+#ifdef WEFT_SMALL_BUFFERS /* for fuzzing (CMakeLists.txt) */
+enum { RAW_BYTES = 1 << 10 };
+#else
 enum { RAW_BYTES = 1 << 18 };
+#endif
 
 /* bytes.in[in_at, in_size) have been read, but not decompressed. */
 struct Input {

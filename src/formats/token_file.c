@@ -11,7 +11,12 @@
 #include "formats/stored_file.h"
 #include "formats/token_index.h"
 
-enum { BLOCK_IDS = 1 << 16, LLMC_HEADER = 1024, MOST_NPY_HEADER = 64 << 10 };
+#ifdef WEFT_SMALL_BUFFERS /* for fuzzing (CMakeLists.txt) */
+enum { BLOCK_IDS = 1 << 8 };
+#else
+enum { BLOCK_IDS = 1 << 16 };
+#endif
+enum { LLMC_HEADER = 1024, MOST_NPY_HEADER = 64 << 10 };
 
 struct TokenFile {
     StoredFile file;
