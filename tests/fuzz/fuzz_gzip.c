@@ -1,5 +1,6 @@
-/* gzip data, in memory: members, and what may stand behind them. The first two bytes are the sizes of the pieces in
- * which it is read and of the buffers that are filled; with any, the same bytes come out, and the same verdict. */
+/* gzip data, in memory: members, and what may stand behind them. The first two bytes are the sizes of the
+ * pieces in which it is read and of the buffers that are filled; with any, the same bytes come out, and the
+ * same verdict. */
 #include <string.h>
 
 #include "base/text.h"
@@ -17,7 +18,8 @@ typedef struct Decoded {
 } Decoded;
 
 /* Reads as formats/input.c does: more input when all of it is used, until the data or MOST_OUT is reached. */
-static void decode(const Decoder *d, const char *data, size_t size, size_t piece, size_t capacity, Decoded *out) {
+static void decode(const Decoder *d, const char *data, size_t size, size_t piece, size_t capacity,
+                   Decoded *out) {
     char buffer[MOST_BUFFER];
     DecoderBytes b = {.in = data};
     void *state = d->open();
