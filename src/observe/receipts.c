@@ -83,12 +83,10 @@ static ErrorCode take_up(ReceiptLog *log, const char *run_dir, const char *head,
     Receipts there;
     Error problem = {.message = ""};
     ErrorCode code = receipts_read(&there, run_dir, &problem);
-    if (code == ERR_NOINPUT)
+    if (code == OK || code == ERR_NOINPUT)
         code = find_head(&there, head, err);
-    else if (code != OK)
-        code = error_set(err, problem.code, "%s", problem.message);
     else
-        code = find_head(&there, head, err);
+        code = error_set(err, problem.code, "%s", problem.message);
     if (code == OK && there.count > 0) memcpy(log->h, there.items[there.count - 1].h, sizeof log->h);
     if (code == OK && there.torn && truncate(log->path, (off_t)there.length) != 0)
         code = error_errno(err, ERR_IO, "%s: cannot cut off its torn last line", log->path);
