@@ -101,8 +101,13 @@ char *sim_dynamic_shared(void);
 
 /* ---- matrix instructions of a warp, asynchronous copies: see device/cuda/plugin/mma.cuh ---- */
 
-/* Ends the process unless p is aligned to `bytes`, and in shared memory if is_shared. */
-void sim_check_access(const void *p, size_t bytes, bool is_shared);
+/* Ends the process unless p is aligned to `bytes`, a power of two, and in shared memory if is_shared. */
+[[noreturn]] void sim_misaligned(void);
+void sim_check_shared(const void *p, size_t bytes);
+inline void sim_check_access(const void *p, size_t bytes, bool is_shared) {
+    if ((uintptr_t)p & (bytes - 1)) sim_misaligned();
+    if (is_shared) sim_check_shared(p, bytes);
+}
 
 void multiply_matrices(float (&sums)[4], const uint32_t (&left)[4], uint32_t right0, uint32_t right1);
 

@@ -41,16 +41,19 @@ dim3 sim_block_index, sim_block, sim_grid;
 
 namespace {
 
-enum { LANES = 32, THREADS_MAX = SIM_THREADS_MAX, STACK = 256 << 10 };
-enum State { READY, AT_WARP, AT_BLOCK, DONE };
+#ifdef SIM_ADDRESS_SANITIZER
+enum { STACK = 256 << 10 };
+#else
+enum { STACK = 64 << 10 };
+#endif
+enum { LANES = 32, THREADS_MAX = SIM_THREADS_MAX };
+enum State : uint8_t { READY, AT_WARP, AT_BLOCK, DONE };
 
 struct Fiber {
     SimThread thread;
-    State state;
     void *at;   /* saved stack pointer */
     void *fake; /* the address sanitizer's fake stack */
     std::vector<SimCopy> copies;
-    bool unshown; /* has copies that have been waited for, but not made visible to products */
 };
 
 struct Warp {
@@ -68,13 +71,18 @@ struct Shared {
 
 char *stacks; /* of all fibers, contiguous */
 Fiber fibers[THREADS_MAX];
+State states[THREADS_MAX];    /* of fibers */
+bool holds_back[THREADS_MAX]; /* has copies that have been waited for, but not made visible to products */
 Warp warps[THREADS_MAX / LANES];
 int current, count;
+const Warp *running; /* in a pass over its lanes: */
+int first_lane, turn;
 uint64_t block_number; /* index of the block in its grid */
 unsigned barriers;     /* barriers that the block has passed */
 void *scheduler, *scheduler_fake;
 const void *scheduler_bottom;
 size_t scheduler_size;
+bool from_scheduler;
 const std::function<void()> *body;
 SimBytes arguments;        /* of the running kernel */
 thread_local bool in_grid; /* the caller is a thread of a kernel, not the host */
@@ -109,31 +117,55 @@ __asm__(".text\n"
         "    ret\n"
         ".size sim_switch, .-sim_switch\n");
 
-void to_scheduler(State state) {
-    Fiber *f = &fibers[current];
-    f->state = state;
-    TO_FIBER(state == DONE ? NULL : &f->fake, scheduler_bottom, scheduler_size);
-    sim_switch(&f->at, scheduler);
-    FROM_FIBER(f->fake, &scheduler_bottom, &scheduler_size);
-}
-
 char *stack_of(int i) { return stacks + (size_t)i * STACK; }
 
-void run_fiber(int i) {
-    Fiber *f = &fibers[i];
+/* The next lane that can go on in this pass over its warp, or -1. */
+int next_lane(void) {
+    while (++turn < running->count) {
+        int lane = first_lane + turn;
+        lane = running->first + (lane < running->count ? lane : lane - running->count);
+        if (states[lane] == READY) return lane;
+    }
+    return -1;
+}
+
+void arrive(void *fake) {
+    const void *bottom = NULL;
+    size_t size = 0;
+    FROM_FIBER(fake, &bottom, &size);
+    if (from_scheduler) scheduler_bottom = bottom, scheduler_size = size;
+    from_scheduler = false;
+}
+
+/* Switches from what saves its stack pointer in *from to a fiber. */
+void run_fiber(int i, void **from, void **fake) {
     current = i;
-    sim_thread = &f->thread;
-    TO_FIBER(&scheduler_fake, stack_of(i), STACK);
-    sim_switch(&scheduler, f->at);
-    FROM_FIBER(scheduler_fake, NULL, NULL);
+    sim_thread = &fibers[i].thread;
+    TO_FIBER(fake, stack_of(i), STACK);
+    sim_switch(from, fibers[i].at);
+}
+
+/* To the next lane, or else to the scheduler. */
+void leave(State state) {
+    Fiber *f = &fibers[current];
+    void **fake = state == DONE ? NULL : &f->fake;
+    states[current] = state;
+    int next = next_lane();
+    if (next >= 0) {
+        run_fiber(next, &f->at, fake);
+    } else {
+        TO_FIBER(fake, scheduler_bottom, scheduler_size);
+        sim_switch(&f->at, scheduler);
+    }
+    arrive(f->fake);
 }
 
 [[noreturn]] void fiber_main(void) {
-    FROM_FIBER(NULL, &scheduler_bottom, &scheduler_size);
+    arrive(NULL);
     (*body)();
     if (!fibers[current].copies.empty()) sim_broken("it ends before its copies have been waited for");
     sim_end_products();
-    to_scheduler(DONE);
+    leave(DONE);
     abort();
 }
 
@@ -148,8 +180,8 @@ void start_fiber(int i) {
     *--top = (void *)fiber_main;
     top -= 6;
     f->at = top;
-    f->state = READY;
-    f->unshown = false;
+    states[i] = READY;
+    holds_back[i] = false;
     unsigned x = (unsigned)i % sim_block.x;
     f->thread.index = dim3(x, (unsigned)i / sim_block.x);
 }
@@ -158,35 +190,36 @@ void start_fiber(int i) {
 
 uint64_t draw(void) { return sim_draw(draws++); }
 
+/* One pass over the lanes of a warp: each that can go on passes its turn to the next. False if none can. */
+bool run_lanes(void) {
+    turn = -1;
+    int lane = next_lane();
+    if (lane < 0) return false;
+    from_scheduler = true;
+    run_fiber(lane, &scheduler, &scheduler_fake);
+    FROM_FIBER(scheduler_fake, NULL, NULL);
+    return true;
+}
+
 void run_warp(Warp *w) {
-    int begin = (int)(draw() % (uint64_t)w->count);
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (int i = 0; i < w->count; i++) {
-            int at = w->first + (begin + i) % w->count;
-            if (fibers[at].state != READY) continue;
-            run_fiber(at);
-            moved = true;
-        }
-        if (w->waiting == 0 || w->waiting < w->count) continue;
+    first_lane = (int)(draw() % (uint64_t)w->count);
+    running = w;
+    while (run_lanes()) {
+        if (w->waiting < w->count) continue;
         w->waiting = 0;
         w->meetings++;
-        for (int i = 0; i < w->count; i++) fibers[w->first + i].state = READY;
-        moved = true;
+        memset(&states[w->first], READY, (size_t)w->count);
     }
 }
 
 /* Called when no thread can go on. Returns false if all are done. */
 bool release_block(void) {
     int done = 0, waiting = 0;
-    for (int i = 0; i < count; i++) done += fibers[i].state == DONE, waiting += fibers[i].state == AT_BLOCK;
+    for (int i = 0; i < count; i++) done += states[i] == DONE, waiting += states[i] == AT_BLOCK;
     if (done == count) return false;
     if (waiting < count) sim_broken("some threads wait at a barrier that others do not reach");
-    unshown = false;
-    for (int i = 0; i < count; i++) {
-        fibers[i].state = READY;
-        unshown = unshown || fibers[i].unshown;
-    }
+    memset(states, READY, (size_t)count);
+    unshown = memchr(holds_back, true, (size_t)count) != NULL;
     barriers++;
     return true;
 }
@@ -230,6 +263,7 @@ void take_stacks(void) {
     void *memory = mmap(NULL, (size_t)THREADS_MAX * STACK, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) sim_broken("no memory for stacks");
+    madvise(memory, (size_t)THREADS_MAX * STACK, MADV_HUGEPAGE);
     stacks = (char *)memory;
 }
 
@@ -286,9 +320,9 @@ void sim_check_shown(void) {
 
 /* ---- what kernels call ---- */
 
-void sim_copies_shown(void) { fibers[current].unshown = false; }
+void sim_copies_shown(void) { holds_back[current] = false; }
 
-void __syncthreads(void) { to_scheduler(AT_BLOCK); }
+void __syncthreads(void) { leave(AT_BLOCK); }
 
 /* `either` is written before the barrier, read after it, and cleared between two more. */
 int __syncthreads_or(int condition) {
@@ -310,8 +344,9 @@ int sim_lane(void) { return current % LANES; }
 void sim_meet_warp(const char *what) {
     Warp *w = &warps[current / LANES];
     if (w->waiting++ == 0) w->meets_for = what;
-    if (strcmp(w->meets_for, what) != 0) sim_broken("lanes of its warp meet for different things");
-    to_scheduler(AT_WARP);
+    if (w->meets_for != what && strcmp(w->meets_for, what) != 0)
+        sim_broken("lanes of its warp meet for different things");
+    leave(AT_WARP);
 }
 
 void *sim_shared(const void *key, size_t bytes) {
@@ -323,11 +358,13 @@ void *sim_shared(const void *key, size_t bytes) {
 
 char *sim_dynamic_shared(void) { return (char *)dynamic.memory; }
 
-void sim_check_access(const void *p, size_t bytes, bool is_shared) {
-    bool found = !is_shared || lies_in({dynamic.memory, dynamic.bytes}, (const char *)p, bytes);
-    if ((uintptr_t)p % bytes != 0) sim_broken("an access that does not begin at a multiple of its size");
-    for (const Shared &s : shared) found = found || lies_in({s.memory, s.bytes}, (const char *)p, bytes);
-    if (!found) sim_broken("an access outside of shared memory");
+void sim_misaligned(void) { sim_broken("an access that does not begin at a multiple of its size"); }
+
+void sim_check_shared(const void *p, size_t bytes) {
+    if (lies_in({dynamic.memory, dynamic.bytes}, (const char *)p, bytes)) return;
+    for (const Shared &s : shared)
+        if (lies_in({s.memory, s.bytes}, (const char *)p, bytes)) return;
+    sim_broken("an access outside of shared memory");
 }
 
 void sim_begin_copy(SimCopy c) { fibers[current].copies.push_back(c); }
@@ -338,6 +375,6 @@ bool sim_next_copy(SimCopy *c) {
     if (copies.empty()) return false;
     *c = copies.front();
     copies.erase(copies.begin());
-    fibers[current].unshown = true;
+    holds_back[current] = true;
     return true;
 }
