@@ -214,7 +214,12 @@ static void find_stuck(Launch *l) {
     if (clock_seconds() - l->first_end < l->limit) return;
     l->stuck++;
     if (l->stuck == 1 || (l->stuck == 2 && l->kind->again == l->kind->end)) kill(l->mpirun, l->kind->end);
-    if (l->stuck == PATIENCE) kill(l->mpirun, SIGKILL);
+    if (l->stuck != PATIENCE) return;
+    log_warn(
+        "mpirun had not ended %g s after the first of its ranks, and is killed: lines of the ranks may be "
+        "missing",
+        l->limit);
+    kill(l->mpirun, SIGKILL);
 }
 
 static void take_signal(Launch *l) {
@@ -338,8 +343,8 @@ static RanksEnd find_end(const Launch *l, bool *unreported) {
 }
 
 /* From the most to the least specific: the user's second SIGINT, ranks that hang after their last step, a
- * rank killed by a signal, mpirun itself, the ranks' own status, which they have explained
- * (err->reported). */
+ * rank killed by a signal, mpirun itself unless find_stuck killed it, the ranks' own status, which they have
+ * explained (err->reported). */
 static ErrorCode judge(const Launch *l, Error *err) {
     bool unreported;
     RanksEnd end = find_end(l, &unreported);
@@ -354,7 +359,7 @@ static ErrorCode judge(const Launch *l, Error *err) {
     if (end.signal)
         return error_set(err, (ErrorCode)(128 + end.signal), "%s was killed by signal %d (SIG%s)", end.ranks,
                          end.signal, sigabbrev_np(end.signal) ? sigabbrev_np(end.signal) : "?");
-    if (WIFSIGNALED(l->status))
+    if (WIFSIGNALED(l->status) && !(l->stuck && end.code))
         return error_set(err, (ErrorCode)(128 + WTERMSIG(l->status)), "mpirun was killed by signal %d",
                          WTERMSIG(l->status));
     if (end.code == CANNOT_START)

@@ -118,6 +118,9 @@ hangs_at_the_end() {
 # After MPI_Finalize no rank is left to notice a hang. The launcher does, counting from the end of the first rank; it waits at least 30 s.
 TEST_WATCHDOG=1 timeout -k 5 600 "$program" launch 3 play linger 0 2 2>"$directory/lingering" >/dev/null &
 lingering=$!
+# Nor does mpirun always end after a failed rank: the launcher kills it then, and the status is the rank's.
+TEST_WATCHDOG=1 timeout -k 5 600 "$program" launch 2 play mute 0 1 2>"$directory/mute" >/dev/null &
+mute=$!
 patient is_busy
 patient wait_for_each_other
 patient works
@@ -129,6 +132,12 @@ wait "$lingering" || ended=$?
 cp "$directory/lingering" "$directory/said"
 what="ranks that hang behind MPI_Finalize"
 ended_with 76 1 "ranks hang behind their last step: rank 0, 2 had not ended 30 s after the first that did"
+
+ended=0
+wait "$mute" || ended=$?
+cp "$directory/mute" "$directory/said"
+what="mpirun that hangs after ranks have failed"
+ended_with 65 - "warning: mpirun had not ended 30 s after the first of its ranks, and is killed"
 
 # A signal becomes a request to stop, which the ranks agree on. A second SIGINT does not wait for them.
 signal_to() {

@@ -118,9 +118,9 @@ one_curve() {
     }' "$1"
 }
 
-# mpirun_crashed FILE: true if a run's output shows that mpirun itself crashed while it ended a failed job, after all ranks had reported.
-# Open MPI 4.1 with PMIx 4.2 does so, rarely, on a busy machine. That is no verdict on weft: the run must be repeated.
-mpirun_crashed() { grep -q 'PMIx_server_finalize' "$1"; }
+# mpirun_crashed FILE: true if a run's output shows that mpirun itself crashed or hung while it ended a failed job, after ranks had
+# reported. Open MPI 4.1 with PMIx 4.2 does so, rarely, on a busy machine. That is no verdict on weft: the run must be repeated.
+mpirun_crashed() { grep -q -e 'PMIx_server_finalize' -e 'mpirun had not ended' "$1"; }
 
 # await WORDS...: waits until that command succeeds. No verdict depends on how long it takes; the limit only keeps a test from hanging
 # forever, and reaching it is a failure.
