@@ -8,7 +8,8 @@
  *
  * The file of a table defines TARGET, the struct that contains the fields: a field whose type does not match
  * the row does not compile. The default is written as in YAML, or NULL if the row is OPTIONAL. After the help
- * come the properties that few rows have: LOCAL, REQUIRED, OPTIONAL, FOLLOWS, INSTEAD (see base/options.h).
+ * come the properties that few rows have: LOCAL, REQUIRED, OPTIONAL, FOLLOWS, INSTEAD, ELSEWHERE, WAS,
+ * CHOICES_WERE (see base/options.h).
  *
  * An effect is one of OptionEffect without its prefix. To choose it for a new key, ask how another value
  * changes the bits from this step on:
@@ -68,5 +69,9 @@
 #define OPTIONAL .optional = true
 #define FOLLOWS(key_) .follows = key_
 #define INSTEAD(text) .instead = text
+#define ELSEWHERE(names) .elsewhere = names
+#define WAS(key_) .was = key_
+#define CHOICES_WERE(...) \
+    .choices_were = (const char *const[]) { __VA_ARGS__, NULL }
 
 #endif

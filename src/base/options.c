@@ -213,20 +213,21 @@ static bool is_section(const OptionSet *set, const char *path) {
 }
 
 /* A key of a renamed section counts only if the new section has it. */
-const OptionRename *options_rename(const OptionSet *set, const char *name, Text *key) {
-    for (const OptionRename *r = set->renames; r && r->old; r++) {
-        size_t length = strlen(r->old);
-        if (strncmp(name, r->old, length) != 0 || (name[length] != '\0' && name[length] != '.')) continue;
-        text_clear(key);
-        text_printf(key, "%s%s", r->key, name + length);
-        if (find_option(set, key->data) != SIZE_MAX || is_section(set, key->data)) return r;
+bool options_rename(const OptionSet *set, const char *name, Text *key) {
+    text_clear(key);
+    for (size_t i = 0; i < set->count && !key->length; i++)
+        if (set->table[i].was && strcmp(set->table[i].was, name) == 0) text_puts(key, set->table[i].key);
+    for (const OptionSection *s = set->sections; s && s->name && !key->length; s++) {
+        size_t length = s->was ? strlen(s->was) : 0;
+        if (!length || strncmp(name, s->was, length) != 0) continue;
+        if (name[length] == '\0' || name[length] == '.') text_printf(key, "%s%s", s->name, name + length);
     }
-    return NULL;
+    return key->length && (find_option(set, key->data) != SIZE_MAX || is_section(set, key->data));
 }
 
 /* The new name of a choice, or NULL if it kept its name. */
-static const char *renamed_value(const OptionRename *r, const char *value) {
-    for (const char *const *pair = r->values; pair && *pair; pair += 2)
+static const char *renamed_choice(const Option *row, const char *value) {
+    for (const char *const *pair = row->choices_were; pair && *pair; pair += 2)
         if (strcmp(pair[0], value) == 0) return pair[1];
     return NULL;
 }
@@ -236,13 +237,26 @@ static const char *last_part(const char *path) {
     return dot ? dot + 1 : path;
 }
 
-const char *options_synonym(const OptionSynonym *synonyms, const char *name) {
-    const char *last = last_part(name);
-    for (const OptionSynonym *s = synonyms; s && s->name; s++)
-        if (strcmp(s->name, name) == 0) return s->key;
-    for (const OptionSynonym *s = synonyms; s && s->name; s++)
-        if (strcmp(s->name, last) == 0) return s->key;
+static bool has_word(const char *words, const char *word) {
+    size_t length = strlen(word);
+    for (; words; words = strchr(words, ' ')) {
+        words += *words == ' ';
+        if (strncmp(words, word, length) == 0 && (words[length] == ' ' || words[length] == '\0')) return true;
+    }
+    return false;
+}
+
+static const char *known_elsewhere(const OptionSet *set, const char *name) {
+    for (size_t i = 0; i < set->count; i++)
+        if (has_word(set->table[i].elsewhere, name)) return set->table[i].key;
+    for (const OptionSection *s = set->sections; s && s->name; s++)
+        if (has_word(s->elsewhere, name)) return s->name;
     return NULL;
+}
+
+const char *options_synonym(const OptionSet *set, const char *name) {
+    const char *key = known_elsewhere(set, name);
+    return key ? key : known_elsewhere(set, last_part(name));
 }
 
 /* The nearest key or section for an unknown one: by spelling, or the same last component in another section.
@@ -276,10 +290,11 @@ static const char *nearest_key(const OptionSet *set, const char *path, Text *out
 }
 
 /* The error for an old name. `value` as in unknown_key. */
-static ErrorCode old_name(const OptionSet *set, const OptionRename *r, const char *path, const char *key,
-                          const char *value, int line, int column, const ValueOrigin *origin) {
-    const char *now = value ? renamed_value(r, value) : NULL;
-    if (find_option(set, key) == SIZE_MAX)
+static ErrorCode old_name(const OptionSet *set, const char *path, const char *key, const char *value,
+                          int line, int column, const ValueOrigin *origin) {
+    size_t option = find_option(set, key);
+    const char *now = value && option != SIZE_MAX ? renamed_choice(&set->table[option], value) : NULL;
+    if (option == SIZE_MAX)
         return value_fail(origin, line, column, path, "the section is called %s now", key);
     if (!now) return value_fail(origin, line, column, path, "the key is called %s now", key);
     return value_fail(origin, line, column, path, "the key is called %s now, and its value %s is %s", key,
@@ -292,11 +307,11 @@ static ErrorCode unknown_key(const OptionSet *set, const char *path, const char 
                              const ValueOrigin *origin) {
     Text name = {0};
     ErrorCode code;
-    const OptionRename *renamed = options_rename(set, path, &name);
-    const char *meant = options_synonym(set->synonyms, path);
+    bool renamed = options_rename(set, path, &name);
+    const char *meant = options_synonym(set, path);
     if (!renamed && !meant) meant = nearest_key(set, path, &name);
     if (renamed)
-        code = old_name(set, renamed, path, name.data, value, line, column, origin);
+        code = old_name(set, path, name.data, value, line, column, origin);
     else if (meant)
         code = value_fail(origin, line, column, path, "unknown key; did you mean %s?", meant);
     else
@@ -318,7 +333,7 @@ static bool is_last_part(const OptionSet *set, const char *name) {
 
 static bool is_renamed(const OptionSet *set, const char *path) {
     Text key = {0};
-    bool is = options_rename(set, path, &key) != NULL;
+    bool is = options_rename(set, path, &key);
     text_free(&key);
     return is;
 }
@@ -326,8 +341,8 @@ static bool is_renamed(const OptionSet *set, const char *path) {
 /* Whether a key in an unknown section deserves a message of its own: the key is an old name or a synonym, or
  * it is one of weft's keys and its section is a synonym. */
 static bool is_known(const OptionSet *set, const char *section, const char *path) {
-    return is_renamed(set, path) || options_synonym(set->synonyms, path) ||
-           (options_synonym(set->synonyms, section) && is_last_part(set, last_part(path)));
+    return is_renamed(set, path) || options_synonym(set, path) ||
+           (options_synonym(set, section) && is_last_part(set, last_part(path)));
 }
 
 static const char *scalar_text(const YamlNode *node) {
@@ -364,9 +379,9 @@ static ErrorCode set_given(OptionSet *set, size_t option, const char *path, cons
 }
 
 /* Sets the new key to the new name of the value. If a file has both keys, the new one wins. */
-static ErrorCode set_renamed(OptionSet *set, size_t option, const OptionRename *r, const YamlNode *value,
-                             int line, const ValueOrigin *origin) {
-    const char *text = scalar_text(value), *now = text ? renamed_value(r, text) : NULL;
+static ErrorCode set_renamed(OptionSet *set, size_t option, const YamlNode *value, int line,
+                             const ValueOrigin *origin) {
+    const char *text = scalar_text(value), *now = text ? renamed_choice(&set->table[option], text) : NULL;
     YamlNode node = *value;
     if (set->sources[option].origin == ORIGIN_GIVEN) return OK;
     if (now) node.text = (char *)(uintptr_t)now;
@@ -386,10 +401,9 @@ static void add_unknown(OptionSet *set, const char *path, const YamlNode *value)
 static ErrorCode apply_foreign(OptionSet *set, const char *path, const YamlNode *value, int line,
                                const ValueOrigin *origin) {
     Text key = {0};
-    const OptionRename *renamed = options_rename(set, path, &key);
-    size_t option = renamed ? find_option(set, key.data) : SIZE_MAX;
+    size_t option = options_rename(set, path, &key) ? find_option(set, key.data) : SIZE_MAX;
     text_free(&key);
-    if (option != SIZE_MAX) return set_renamed(set, option, renamed, value, line, origin);
+    if (option != SIZE_MAX) return set_renamed(set, option, value, line, origin);
     if (value->kind == YAML_NODE_MAP && value->count > 0) return apply_section(set, path, value, origin);
     add_unknown(set, path, value);
     return OK;

@@ -72,20 +72,19 @@ typedef struct Option {
     const struct Option *item; /* OPT_LIST: table of the items, ended by key == NULL */
     size_t item_size;          /* OPT_LIST */
     const char *instead;       /* OPT_STRINGS: hint for a user who gives a map, or NULL */
+    const char *elsewhere;     /* other programs' names, as of OptionSection; NULL: none */
+    const char *was;           /* its old name; NULL: none */
+    const char *const *choices_were; /* pairs of old and new choice, ended by NULL; NULL: unchanged */
 } Option;
 
-/* What other programs call a key or a section, with their section or by the last component alone, whatever
- * precedes it. Used for hints: a synonym is not accepted as a key. */
-typedef struct OptionSynonym {
-    const char *name, *key;
-} OptionSynonym;
-
-/* The old name of a renamed key, or of a renamed section and all its keys. A user's old name is an error that
- * gives the new name; options_apply_written accepts old names. */
-typedef struct OptionRename {
-    const char *old, *key;
-    const char *const *values; /* pairs of old and new choice, ended by NULL; NULL: unchanged */
-} OptionRename;
+/* Names of a section. An old name of a key or section is an error that gives the new name, but
+ * options_apply_written accepts it, since run directories and checkpoints contain it for good. Other programs'
+ * names (TorchTitan, Lingua, transformers, litgpt, nanoGPT, Megatron-LM), separated by blanks, are only for
+ * hints. One with a dot matches exactly; one without matches the last component of any unknown key, and is not
+ * the last component of a key of weft's, so that the right name in the wrong section finds its own key. */
+typedef struct OptionSection {
+    const char *name, *was, *elsewhere; /* was, elsewhere: NULL for none */
+} OptionSection;
 
 typedef enum OptionOrigin { ORIGIN_DEFAULT, ORIGIN_GIVEN, ORIGIN_DERIVED } OptionOrigin;
 
@@ -103,8 +102,7 @@ typedef struct OptionSet {
     size_t count;
     void *target;                  /* the struct */
     OptionSource *sources;         /* [count] */
-    const OptionSynonym *synonyms; /* ended by name == NULL; NULL for none */
-    const OptionRename *renames;   /* ended by old == NULL; NULL for none */
+    const OptionSection *sections; /* those with other names, ended by name == NULL; NULL for none */
     Text unknown;                  /* skipped by options_apply_written: "train.speed: 2, other.key: [...]" */
 } OptionSet;
 
@@ -128,10 +126,10 @@ ErrorCode options_follow(OptionSet *set, Error *err);
 ErrorCode options_apply_written(OptionSet *set, const char *where, const char *yaml, Error *err);
 /* ERR_CONFIG, with `where` and the nearest name, for a key that is not in the table. */
 ErrorCode options_check_key(const OptionSet *set, const char *where, const char *key, Error *err);
-/* The rename of an old name, with the new name in `key`; NULL if it is not an old name. */
-const OptionRename *options_rename(const OptionSet *set, const char *name, Text *key);
-/* weft's key or section for a synonym, or NULL. */
-const char *options_synonym(const OptionSynonym *synonyms, const char *name);
+/* Whether `name` is the old name of a key or section, with the new one in `key`. */
+bool options_rename(const OptionSet *set, const char *name, Text *key);
+/* weft's key or section for another program's name, or NULL. */
+const char *options_synonym(const OptionSet *set, const char *name);
 bool options_is_set(const OptionSet *set, const char *key); /* given by a file or the command line */
 /* Writes one value on a line, like options_write_yaml; `key` must be in the table. */
 void options_write_value(const OptionSet *set, const char *key, Text *out);

@@ -152,7 +152,7 @@ void help_write_overview(Text *out, int width) {
 
 /* The table of keys with all names, without values. */
 static OptionSet all_names(void) {
-    OptionSet set = {.table = config_options(), .synonyms = config_synonyms, .renames = config_renames};
+    OptionSet set = {.table = config_options(), .sections = config_sections};
     while (set.table[set.count].key) set.count++;
     return set;
 }
@@ -162,7 +162,7 @@ static OptionSet all_names(void) {
 static bool help_write_key(const char *name, Text *out, int width) {
     OptionSet set = all_names();
     Text today = {0};
-    const char *ours = options_rename(&set, name, &today) ? today.data : options_synonym(set.synonyms, name);
+    const char *ours = options_rename(&set, name, &today) ? today.data : options_synonym(&set, name);
     bool found = options_write_help_of(set.table, name, out, clamp_width(width)) ||
                  (ours && options_write_help_of(set.table, ours, out, clamp_width(width)));
     text_free(&today);

@@ -426,8 +426,7 @@ ErrorCode config_derive(Config *c, OptionSet *set, Error *err) {
 
 ErrorCode config_set_open(OptionSet *set, Config *c, Error *err) {
     TRY(options_init(set, config_options(), c, err));
-    set->synonyms = config_synonyms;
-    set->renames = config_renames;
+    set->sections = config_sections;
     return OK;
 }
 

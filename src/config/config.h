@@ -9,6 +9,7 @@
 #include "data/config.h"
 #include "model/options.h"
 #include "optimizer/options.h"
+#include "schedule/options.h"
 
 typedef struct RunConfig {
     char *dir;                /* run directory: everything a run writes is in it */
@@ -48,16 +49,6 @@ typedef struct NumericsOptions {
     int64_t tp_invariant_up_to; /* partials of sums over mesh.tp; 0: its degree when the run began */
     int64_t cp_invariant_up_to; /* token spans of a microbatch in exact sums; 0: what mesh.cp needs then */
 } NumericsOptions;
-
-typedef struct PipelineOptions {
-    char *schedule;       /* a name, or a CSV file */
-    int64_t microbatches; /* per step and data-parallel rank; 0: as follows from train.microbatch */
-    StringList split;     /* auto, uniform, or names of units */
-    int64_t layers_per_stage;
-    int64_t stages_per_rank;                   /* 0: the schedule's number */
-    int64_t first_stage_less, last_stage_less; /* weights of embedding and head in the uniform split */
-    double memory_gib;                         /* per rank, for split: auto; 0: no limit */
-} PipelineOptions;
 
 typedef struct CheckpointOptions {
     int64_t every, keep, keep_every;
@@ -121,13 +112,14 @@ typedef struct Config {
     RestartOptions restart;
 } Config;
 
-/* The rows of all sections. */
+/* Rows of train/, checkpoint/, observe/ and program/, which are above this directory: fields of Config. */
+extern const Option run_options[], train_options[], evaluation_options[], check_options[];
+extern const Option checkpoint_options[], metrics_options[], cp_options[];
+
+/* The rows of all sections; names of sections in older versions and other programs. */
 const Option *config_options(void);
-/* Names of keys in TorchTitan, Lingua, transformers, litgpt, nanoGPT and Megatron; ended by name == NULL. */
-extern const OptionSynonym config_synonyms[];
-/* Old names of renamed keys; ended by old == NULL. */
-extern const OptionRename config_renames[];
-/* options_init with the table of all keys, their synonyms and old names. c must be zeroed. */
+extern const OptionSection config_sections[];
+/* options_init with the table of all keys and sections. c must be zeroed. */
 ErrorCode config_set_open(OptionSet *set, Config *c, Error *err);
 
 /* Finds the model directory for model.init. A callback, since checkpoint_find_model is above configuration.

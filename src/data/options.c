@@ -81,21 +81,26 @@ const Option data_options[] = {
     /* What is trained on, and in what order. Files are compared by fingerprint (data/fingerprint.c): they may
      * move, but not change. What decides the ids of a cache or the order of samples is EFFECT_CURVE. */
     LIST("data.sources", sources, DataSource, source_options, CONTENT,
-         "What to train on: paths, or maps of path, weight, format and the keys of that format, name."),
+         "What to train on: paths, or maps of path, weight, format and the keys of that format, name.",
+         ELSEWHERE("dataset dataset_path dataset_name data_path root_dir train_files train_data")),
     /* Other validation metrics of the same run. */
     LIST("data.validation", validation_sources, DataSource, source_options, MEASURES,
-         "What to validate on; maps with a name make named sets; empty: validation_fraction of the sources."),
+         "What to validate on; maps with a name make named sets; empty: validation_fraction of the sources.",
+         ELSEWHERE("val_files validation.dataset validation.dataset_path validation.dataloader "
+                   "eval.validation.root_dir eval.validation.sources")),
     /* EFFECT_CURVE instead of EFFECT_MEASURES, since held-out text is missing from training. Below 1, so that
      * something remains to train on. */
     REAL("data.validation_fraction", validation_fraction, "0", 0, 0.9, CURVE,
-         "Share of each source kept out of training for validation."),
+         "Share of each source kept out of training for validation.",
+         ELSEWHERE("val_ratio val_split validation_split use_val_from_train_src")),
     CHOICE("data.holdout_by", holdout_by, "position", CHOICE_WORDS(HOLDOUT_KINDS), CURVE,
            "How that share is drawn: up to 64 stretches of tokens, or documents by a hash of their text, so "
            "that it depends on nothing else."),
     /* The path may differ between machines; the fingerprint of its content counts. The default needs no file,
      * so that the smallest configuration trains. */
     TEXT("data.tokenizer", tokenizer, "bytes", CONTENT,
-         "The tokenizer: bytes, or a Hugging Face tokenizer.json, or a tiktoken rank file."),
+         "The tokenizer: bytes, or a Hugging Face tokenizer.json, or a tiktoken rank file.",
+         ELSEWHERE("tokenizer_path hf_assets_path tokenizer_name tokenizer_dir tokenizer_name_or_path")),
     /* Each machine may have its own. Caches are found by the content that they were built from, so they
      * cannot be confused. */
     TEXT("data.cache_dir", cache_dir, ".weft-cache", NOTHING, "Where token caches are kept.", LOCAL,
@@ -130,9 +135,11 @@ const Option data_options[] = {
      * part of the data's fingerprint. */
     CHOICE("data.chat_loss_on", chat_loss_on, "assistant", CHOICE_WORDS(CHAT_LOSS_ON_KINDS), CURVE,
            "Which tokens of a conversation are trained on: the answers of the assistant, the last of them, "
-           "or everything."),
+           "or everything.",
+           WAS("data.chat_learn")),
     TEXT("data.chat_template", chat_template, "", CONTENT,
-         "A chat template (Jinja) for sources of format chat; empty: the one next to data.tokenizer."),
+         "A chat template (Jinja) for sources of format chat; empty: the one next to data.tokenizer.",
+         ELSEWHERE("chat_template_path")),
     /* A fixed date: with today's, the same lines would be other data tomorrow. */
     TEXT(
         "data.chat_date", chat_date, "", CURVE,
@@ -146,5 +153,5 @@ const Option data_options[] = {
          "Record the samples of each step, for \"weft audit\"; about 25 bytes a sample."),
     /* Only how far to read ahead; the sampler decides what is read. */
     INT("data.prefetch", prefetch, "4", 1, 1024, NOTHING, "Microbatches that are read ahead and kept ready.",
-        LOCAL),
+        LOCAL, ELSEWHERE("prefetch_factor prefetch_size")),
     TABLE_END};

@@ -52,23 +52,26 @@ const Option optimizer_options[] = {
     /* How updates are made from gradients. Another kind has other states, so it makes another run. The
      * settings of one kind may change during a run, and change the curve. */
     CHOICE("optimizer.kind", settings.kind, "adamw", CHOICE_WORDS(OPTIMIZER_NAMES), RUN,
-           "The optimizer; muon: for the matrices of blocks, the rest by adamw."),
+           "The optimizer; muon: for the matrices of blocks, the rest by adamw.",
+           ELSEWHERE("optimizer.name optimizer.type optimizer_type")),
     /* 1,000 is absurd and means that a decimal point is missing; 0 is allowed, to see what a run does without
      * learning. */
-    REAL("optimizer.lr", settings.lr, "3e-4", 0, 1000, CURVE, "Peak learning rate."),
+    REAL("optimizer.lr", settings.lr, "3e-4", 0, 1000, CURVE, "Peak learning rate.",
+         ELSEWHERE("learning_rate max_lr peak_lr base_lr max_learning_rate")),
     /* Loshchilov and Hutter, "Decoupled weight decay regularization", 2019. It is multiplied by the learning
      * rate, so it falls with the schedule. 0.1 with betas of 0.9 and 0.95 and a norm of 1 is what GPT-3 was
      * trained with (Brown and others, 2020), and many models since. */
     REAL("optimizer.weight_decay", settings.weight_decay, "0.1", 0, 100, CURVE,
-         "Weight decay: adamw, muon: decoupled, times the learning rate; sgd: added to the gradient."),
+         "Weight decay: adamw, muon: decoupled, times the learning rate; sgd: added to the gradient.",
+         ELSEWHERE("wd")),
     /* At most 1 - 1e-6: with 1 a mean would never change. */
     REAL("optimizer.beta1", settings.beta1, "0.9", 0, 0.999999, CURVE,
-         "adamw: decay of the first moment, the mean of gradients."),
+         "adamw: decay of the first moment, the mean of gradients.", ELSEWHERE("adam_beta1 betas")),
     REAL("optimizer.beta2", settings.beta2, "0.95", 0, 0.999999, CURVE,
-         "adamw: decay of the second moment, the mean of squared gradients."),
+         "adamw: decay of the second moment, the mean of squared gradients.", ELSEWHERE("adam_beta2")),
     /* Not 0: an element whose gradient was always 0 has moments of 0, and its update would be 0/0. */
     REAL("optimizer.eps", settings.eps, "1e-8", 1e-30, 1, CURVE,
-         "adamw: added to the root of the second moment."),
+         "adamw: added to the root of the second moment.", ELSEWHERE("adam_epsilon adam_eps epsilon")),
     /* With 0 there is no state at all, so an optimizer without memory needs no kind of its own. */
     REAL("optimizer.momentum", settings.momentum, "0.9", 0, 0.999999, CURVE,
          "sgd, muon: decay of the momentum of gradients; sgd: 0 for none, and no memory for it."),
@@ -95,17 +98,20 @@ const Option optimizer_options[] = {
     /* The run does not read the average: another value changes what it is an average of, not the curve. */
     REAL("optimizer.ema", ema, "0", 0, 0.999999999, MEASURES,
          "Decay of a moving average of the weights, kept in fp32 and in each checkpoint as "
-         "model.ema.safetensors; 0 for none, 0.999 is the mean of about the last 1,000 updates."),
+         "model.ema.safetensors; 0 for none, 0.999 is the mean of about the last 1,000 updates.",
+         ELSEWHERE("ema_decay")),
     /* Compared as a whole. Which parameters an item matches depends on names only, so groups are the same on
      * every mesh (optimizer/groups.c). */
     LIST("optimizer.groups", groups, OptimizerGroup, group_options, CURVE,
          "Parameters that are treated otherwise, the first match counts: maps of match, kind, lr, "
          "weight_decay, beta1, beta2, eps, momentum, nesterov, muon_scale, muon_coefficients, states, whole, "
-         "frozen; what a group leaves out is as in this section."),
+         "frozen; what a group leaves out is as in this section.",
+         ELSEWHERE("param_groups optimizer.param_groups.pattern")),
     /* Pascanu and others, "On the difficulty of training recurrent neural networks", 2013. The norm is of the
      * whole gradient, over all ranks: with a norm per shard the curve would depend on the mesh. */
     REAL("optimizer.clip", clip, "1", 0, 1e12, CURVE,
-         "Largest norm of the whole gradient: a larger one is clipped to it; 0 means no clipping."),
+         "Largest norm of the whole gradient: a larger one is clipped to it; 0 means no clipping.",
+         ELSEWHERE("max_grad_norm grad_clip max_norm clip_grad gradient_clip_val gradient_clipping")),
     REAL("optimizer.clip_norm", clip_norm, "2", 1, (double)INFINITY, CURVE,
          "Norm that optimizer.clip takes of the gradient: any p >= 1, or inf."),
     TABLE_END};
@@ -121,27 +127,34 @@ const Option schedule_options[] = {
         "the steps, wsd linearly over the last tenth; drops: two steps down; cosine_linear: a cosine whose "
         "tail goes to 0; power: a power of the step, then linearly to the floor. range is a learning-rate "
         "range test: from min_factor of the peak up to it, by the same factor each step. The lingua_ ones "
-        "are Lingua's formulas, cosine right at its end."),
+        "are Lingua's formulas, cosine right at its end.",
+        ELSEWHERE("lr_scheduler_type lr_decay_style decay_type decay_lr optim.scheduler")),
     /* At first Adam's second moments are means of few gradients, so its steps are erratic. Liu and others,
      * "On the variance of the adaptive learning rate and beyond", 2019. */
     INT("lr_schedule.warmup_steps", warmup_steps, "200", 0, 1e12, CURVE,
-        "Linear warmup, of as many steps whatever train.steps is: a tenth of a short run is usual."),
+        "Linear warmup, of as many steps whatever train.steps is: a tenth of a short run is usual.",
+        ELSEWHERE("warmup warmup_iters warmup_ratio lr_warmup_steps lr_warmup_iters lr_warmup_fraction "
+                  "num_warmup_steps")),
     REAL("lr_schedule.warmup_from", warmup_from, "0", 0, 1, CURVE,
          "Where the warmup begins, as a share of the peak."),
     /* Not train.steps itself: a run may be planned for longer than it is trained today. */
     INT("lr_schedule.total_steps", total_steps, "0", 0, 1e12, CURVE,
-        "Length of the schedule; 0 means train.steps.", FOLLOWS("train.steps")),
+        "Length of the schedule; 0 means train.steps.", FOLLOWS("train.steps"),
+        ELSEWHERE("lr_decay_iters lr_decay_steps")),
     /* Negative and not 0 for "not given": a schedule that never decays is a valid choice. */
     REAL("lr_schedule.decay_ratio", decay_ratio, "-1", -1, 1, CURVE,
          "Share of the steps that decay, at the end; -1 means all after the warmup (wsd, cosine_linear, "
-         "power: 0.1; exponential, drops: 0.2)."),
+         "power: 0.1; exponential, drops: 0.2).",
+         ELSEWHERE("decay_fraction")),
     /* A fraction and not a rate: groups have different peaks, and all follow one schedule. */
     REAL("lr_schedule.min_factor", min_factor, "0", 0, 1, CURVE,
-         "Lowest learning rate, as a share of the peak; range starts there."),
+         "Lowest learning rate, as a share of the peak; range starts there.",
+         ELSEWHERE("min_lr lr_min lr_min_ratio min_lr_factor min_lr_ratio min_lr_rate")),
     /* 0.5: Vaswani and others, "Attention is all you need", 2017. */
     REAL("lr_schedule.exponent", exponent, "0.5", 0, 10, CURVE,
-         "inverse_sqrt, power: exponent of warmup / step."),
+         "inverse_sqrt, power: exponent of warmup / step.", ELSEWHERE("exp_factor")),
     REAL("lr_schedule.cycle_length", cycle_length, "1", 1e-6, 1, CURVE,
          "lingua_cosine, lingua_wsd: share of the steps in a cycle."),
-    REAL("lr_schedule.theta", theta, "1", 1e-6, 100, CURVE, "lingua_cosine: exponent of the progress."),
+    REAL("lr_schedule.theta", theta, "1", 1e-6, 100, CURVE, "lingua_cosine: exponent of the progress.",
+         ELSEWHERE("cosine_theta")),
     TABLE_END};

@@ -77,7 +77,8 @@ static const Option table[] = {
      .default_value = "10",
      .min = 1,
      .max = 5000000,
-     .help = "Optimizer steps."},
+     .help = "Optimizer steps.",
+     .was = "train.rounds"},
     {.key = "train.fast",
      .type = OPT_BOOL,
      .offset = offsetof(Settings, fast),
@@ -102,7 +103,9 @@ static const Option table[] = {
      .offset = offsetof(Settings, mode),
      .default_value = "none",
      .choices = "none|selective|full",
-     .help = "Recompute."},
+     .help = "Recompute.",
+     .was = "speed.recompute",
+     .choices_were = (const char *const[]){"half", "selective", "all", "full", NULL}},
     {.key = "run.dir",
      .type = OPT_STRING,
      .offset = offsetof(Settings, dir),
@@ -368,17 +371,11 @@ static void test_overrides(void **state) {
 }
 
 /* Old names: a user's are errors with the new name, an older program's are accepted. */
-static const char *const old_modes[] = {"half", "selective", "all", "full", NULL};
-static const OptionRename renames[] = {
-    {"train.rounds", "train.steps", NULL},
-    {"speed.recompute", "train.mode", old_modes},
-    {"optim", "optimizer", NULL},
-    {NULL, NULL, NULL},
-};
+static const OptionSection sections[] = {{"optimizer", "optim", NULL}, {NULL, NULL, NULL}};
 
 static void start_renamed(Fixture *f) {
     start(f);
-    f->set.renames = renames;
+    f->set.sections = sections;
 }
 
 static void test_old_names_are_refused(void **state) {

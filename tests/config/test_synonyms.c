@@ -22,24 +22,47 @@ static bool is_last_part(const char *name) {
     return false;
 }
 
+enum { MOST_NAMES = 1000 };
+static char *names[MOST_NAMES];
+static int name_count;
+
+/* Other programs' names of a key or section: each stands once, and is none of ours. */
+static void check_names(const char *elsewhere) {
+    char *words = strdup(elsewhere ? elsewhere : ""), *rest = NULL;
+    for (char *name = strtok_r(words, " ", &rest); name; name = strtok_r(NULL, " ", &rest)) {
+        if (is_key(name) || is_section(name) || is_last_part(name)) fail_msg("%s is a name of ours", name);
+        for (int i = 0; i < name_count; i++)
+            if (strcmp(names[i], name) == 0) fail_msg("%s stands twice", name);
+        assert_true(name_count < MOST_NAMES);
+        names[name_count++] = strdup(name);
+    }
+    free(words);
+}
+
 static void test_table(void **state) {
     (void)state;
-    for (const OptionSynonym *s = config_synonyms; s->name; s++) {
-        if (!is_key(s->key) && !is_section(s->key)) fail_msg("%s: there is no %s", s->name, s->key);
-        if (is_key(s->name) || is_section(s->name) || is_last_part(s->name))
-            fail_msg("%s is a name of ours", s->name);
-        for (const OptionSynonym *t = config_synonyms; t < s; t++)
-            if (strcmp(s->name, t->name) == 0) fail_msg("%s stands twice", s->name);
+    for (const Option *o = config_options(); o->key; o++) check_names(o->elsewhere);
+    for (const OptionSection *s = config_sections; s->name; s++) {
+        if (!is_section(s->name)) fail_msg("there is no section %s", s->name);
+        check_names(s->elsewhere);
     }
+    assert_true(name_count > 300);
+    while (name_count > 0) free(names[--name_count]);
 }
 
 static void test_look_up(void **state) {
+    OptionSet set = {.table = config_options(), .sections = config_sections};
     (void)state;
-    assert_string_equal(options_synonym(config_synonyms, "learning_rate"), "optimizer.lr");
-    assert_string_equal(options_synonym(config_synonyms, "trainer.learning_rate"), "optimizer.lr");
-    assert_string_equal(options_synonym(config_synonyms, "validation.steps"), "validation.samples");
-    assert_null(options_synonym(config_synonyms, "train.steps"));
-    assert_null(options_synonym(NULL, "learning_rate"));
+    while (set.table[set.count].key) set.count++;
+    assert_string_equal(options_synonym(&set, "learning_rate"), "optimizer.lr");
+    assert_string_equal(options_synonym(&set, "trainer.learning_rate"), "optimizer.lr");
+    assert_string_equal(options_synonym(&set, "validation.steps"), "validation.samples");
+    assert_string_equal(options_synonym(&set, "flavor"), "model.config");
+    assert_string_equal(options_synonym(&set, "scheduler"), "lr_schedule");
+    assert_null(options_synonym(&set, "train.steps"));
+    assert_null(options_synonym(&set, "learning"));
+    assert_null(options_synonym(&set, "rate"));
+    assert_null(options_synonym(&set, ""));
 }
 
 static bool is_choice(const char *key, const char *value) {
@@ -50,20 +73,21 @@ static bool is_choice(const char *key, const char *value) {
     return false;
 }
 
-/* An old name is free, stands once, and leads to a key or section; an old choice, to one of the key's. */
+/* An old name is free and stands once; an old choice leads to one of the key's. */
 static void test_renames(void **state) {
     (void)state;
-    for (const OptionRename *r = config_renames; r->old; r++) {
-        if (is_key(r->old) || is_section(r->old)) fail_msg("%s is in use", r->old);
-        if (!(strchr(r->old, '.') ? is_key(r->key) : is_section(r->key)))
-            fail_msg("%s: there is no %s", r->old, r->key);
-        for (const char *const *pair = r->values; pair && *pair; pair += 2) {
-            if (is_choice(r->key, pair[0])) fail_msg("%s: %s is in use", r->key, pair[0]);
-            if (!is_choice(r->key, pair[1])) fail_msg("%s has no choice %s", r->key, pair[1]);
+    for (const Option *o = config_options(); o->key; o++) {
+        for (const char *const *pair = o->choices_were; pair && *pair; pair += 2) {
+            if (is_choice(o->key, pair[0])) fail_msg("%s: %s is in use", o->key, pair[0]);
+            if (!is_choice(o->key, pair[1])) fail_msg("%s has no choice %s", o->key, pair[1]);
         }
-        for (const OptionRename *other = config_renames; other < r; other++)
-            if (strcmp(r->old, other->old) == 0) fail_msg("%s stands twice", r->old);
+        if (!o->was) continue;
+        if (is_key(o->was) || is_section(o->was)) fail_msg("%s is in use", o->was);
+        for (const Option *other = config_options(); other < o; other++)
+            if (other->was && strcmp(o->was, other->was) == 0) fail_msg("%s stands twice", o->was);
     }
+    for (const OptionSection *s = config_sections; s->name; s++)
+        if (s->was && is_section(s->was)) fail_msg("%s is in use", s->was);
 }
 
 int main(void) {

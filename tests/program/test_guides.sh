@@ -35,9 +35,11 @@ for peer in torchtitan lingua; do
     grep -vxFf found list >missing && fail "from-$peer.md does not mention $(wc -l <missing) of their keys: $(tr '\n' ' ' <missing)"
 done
 
-# If a hint (src/config/synonyms.c) knows another trainer's name, it suggests a weft key that the guide has in the same row. A name with
+# If a hint (ELSEWHERE in a row of options) knows another trainer's name, it suggests a weft key that the guide has in the same row. A name with
 # several rows, by kind of model or sharding, has one hint.
-grep -o '{"[^"]*", "[^"]*"}' "$WEFT_SOURCE_DIR/src/config/synonyms.c" | tr -d '{",}' >synonyms
+# The names of a row may be a string in several pieces, on several lines.
+cat "$WEFT_SOURCE_DIR"/src/*/options.c | tr '\n' ' ' | sed 's/" *"//g' | grep -oE '[A-Z]+\( *"[a-z_]+\.[a-z_0-9]+"|ELSEWHERE\( *"[^"]*"' | tr -d '"' |
+    awk -F '(' '$1 == "ELSEWHERE" { sub("^ *", "", $2); n = split($2, name, " "); for (i = 1; i <= n; i++) print name[i], key; next } $1 != "FOLLOWS" && $1 != "WAS" { key = $2; gsub(" ", "", key) }' >synonyms
 [ "$(wc -l <synonyms)" -ge 300 ] || fail "only $(wc -l <synonyms) synonyms were found"
 awk '
     FNR == NR { key[$1] = $2; next }

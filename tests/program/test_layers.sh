@@ -5,7 +5,7 @@ cd "${1:-${WEFT_SOURCE_DIR:-$(dirname "$0")/../..}}"
 
 grep -rnE '^[[:space:]]*#[[:space:]]*include' src --include='*.[ch]' --include='*.cu' --include='*.cuh' | awk -F: '
 BEGIN {
-    count = split("base remote device comm tokenizer template formats data model optimizer config schedule program plan forecast observe checkpoint engine train cli", names, " ") # from the ground up
+    count = split("base remote device comm tokenizer template formats data model optimizer schedule config program plan forecast observe checkpoint engine train cli", names, " ") # from the ground up
     for (i = 1; i <= count; i++) rank[names[i]] = i
 }
 function complain(why) { print $1 ":" $2 ": " why; failures++ }
