@@ -78,10 +78,11 @@ typedef struct Option {
 } Option;
 
 /* Names of a section. An old name of a key or section is an error that gives the new name, but
- * options_apply_written accepts it, since run directories and checkpoints contain it for good. Other programs'
- * names (TorchTitan, Lingua, transformers, litgpt, nanoGPT, Megatron-LM), separated by blanks, are only for
- * hints. One with a dot matches exactly; one without matches the last component of any unknown key, and is not
- * the last component of a key of weft's, so that the right name in the wrong section finds its own key. */
+ * options_apply_written accepts it, since run directories and checkpoints contain it for good. Other
+ * programs' names (TorchTitan, Lingua, transformers, litgpt, nanoGPT, Megatron-LM), separated by blanks, are
+ * only for hints. One with a dot matches exactly; one without matches the last component of any unknown key,
+ * and is not the last component of a key of weft's, so that the right name in the wrong section finds its own
+ * key. */
 typedef struct OptionSection {
     const char *name, *was, *elsewhere; /* was, elsewhere: NULL for none */
 } OptionSection;

@@ -1,6 +1,7 @@
-/* The option tables of all directories, joined. A key is one row (base/option_rows.h), which parsing, help, the
- * resolved configuration, the comparison between ranks and resuming all use. Constraints of one key (bounds,
- * choices, the effect of a change) are in its row; only constraints across keys are code (config.c). */
+/* The option tables of all directories, joined. A key is one row (base/option_rows.h), which parsing, help,
+ * the resolved configuration, the comparison between ranks and resuming all use. Constraints of one key
+ * (bounds, choices, the effect of a change) are in its row; only constraints across keys are code
+ * (config.c). */
 #include <pthread.h>
 
 #include "config/config.h"
