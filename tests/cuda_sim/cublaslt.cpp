@@ -1,7 +1,7 @@
 /* cuBLASLt on the CPU: column-major, in fp32, with one rounding at the end. It refuses what products.c
  * may get wrong: types, sizes that do not match, leading dimensions below the rows, addresses less
  * aligned than the plan was told, a workspace that is missing or not aligned, and split-K unless it is in
- * fp32 and in order. */
+ * fp32 and in order. Its heuristic gives each alignment another algorithm, with other bits. */
 #include "cublasLt.h"
 
 #include <stdio.h>
@@ -32,7 +32,8 @@ struct SimLtPreference {
 struct Algorithm {
     size_t workspace;
     uint32_t alignment[4];
-    char rest[64 - sizeof(size_t) - 16];
+    uint32_t splits; /* of K, added in order */
+    char rest[64 - sizeof(size_t) - 20];
 };
 static_assert(sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t), "an algorithm has 64 bytes");
 
@@ -69,6 +70,7 @@ struct Job {
     const void *a_data, *b_data;
     void *d_data;
     float alpha, beta;
+    uint32_t splits;
 };
 
 /* GROUP columns of TILE sums += a column of a's tile times one number each. Nothing is fused, whatever the
@@ -102,8 +104,13 @@ static void multiply(const Job &j) {
     for (int64_t row = 0; row < m; row += TILE)
         for (int64_t column = 0; column < n; column += GROUP) {
             float sums[GROUP * TILE] = {0};
-            for (int64_t p = 0; p < k; p++)
-                add_column(&a[(size_t)(row * k + p * TILE)], &b[(size_t)(column * k + p * GROUP)], sums);
+            for (uint32_t split = 0; split < j.splits; split++) {
+                float partial[GROUP * TILE] = {0};
+                for (int64_t p = k * split / j.splits; p < k * (split + 1) / j.splits; p++)
+                    add_column(&a[(size_t)(row * k + p * TILE)], &b[(size_t)(column * k + p * GROUP)],
+                               partial);
+                for (int i = 0; i < GROUP * TILE; i++) sums[i] += partial[i];
+            }
             for (int64_t g = 0; g < GROUP && column + g < n; g++)
                 for (int64_t i = 0; i < TILE && row + i < m; i++) {
                     int64_t at = (column + g) * j.d.ld + row + i;
@@ -114,6 +121,13 @@ static void multiply(const Job &j) {
 }
 
 static bool aligned(const void *p, uint32_t to) { return to != 0 && (uintptr_t)p % to == 0; }
+
+/* One where all are 16. */
+static uint32_t splits_for(const uint32_t alignment[4]) {
+    return 1 + (uint32_t)(__builtin_ctz(alignment[0]) + __builtin_ctz(alignment[1]) +
+                          __builtin_ctz(alignment[2])) %
+                   4;
+}
 
 static cublasStatus_t check_shapes(const SimLtProduct &p, const SimLtLayout &a, const SimLtLayout &b,
                                    const SimLtLayout &d) {
@@ -194,6 +208,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     Algorithm chosen = {};
     chosen.workspace = wishes->workspace;
     memcpy(chosen.alignment, wishes->alignment, sizeof chosen.alignment);
+    chosen.splits = splits_for(wishes->alignment);
     memcpy(&results->algo, &chosen, sizeof chosen);
     results->workspaceSize = chosen.workspace;
     *got = 1;
@@ -217,7 +232,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t p, const 
     if (!workspace || bytes < chosen.workspace || !aligned(workspace, 256)) return refuse("workspace");
     if (check_shapes(*p, *a_layout, *b_layout, *d_layout) != CUBLAS_STATUS_SUCCESS)
         return CUBLAS_STATUS_INVALID_VALUE;
-    Job j = {*p, *a_layout, *b_layout, *d_layout, a, b, d, *(const float *)alpha, *(const float *)beta};
+    Job j = {
+        *p,           *a_layout, *b_layout, *d_layout, a, b, d, *(const float *)alpha, *(const float *)beta,
+        chosen.splits};
     sim_queue(s, [j, workspace, bytes] {
         memset(workspace, 0xff, bytes < 4096 ? bytes : 4096); /* scratch: whoever relies on it sees NaN */
         multiply(j);

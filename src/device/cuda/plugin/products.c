@@ -3,8 +3,11 @@
  *
  *     lt.m = N   lt.n = M   lt.k = K     first: B, transposed if trans_b   second: A, transposed if trans_a
  *
- * Plans are cached by shape, types and the alignment of the operands, which is arbitrary for parameters
- * inside a unit. A plan keeps the first algorithm of the library's heuristic. That algorithm may be split-K,
+ * Plans are cached by shape and types. The library is told the alignment that the rows have, up to what TMA
+ * needs, not that of the addresses: those differ between meshes, and the algorithm would. A matrix begins at
+ * a multiple of 16 bytes (pools, flats), or at a row of one that does.
+ *
+ * A plan keeps the first algorithm of the library's heuristic. That algorithm may be split-K,
  * since a small result with a large K would fill only a few multiprocessors; but only with partial sums in
  * fp32 in the workspace that are added in order, not in place as they arrive. So the bits are reproducible on
  * one GPU model and version of the library. Algorithms are never chosen by timing, which would make bits
@@ -13,22 +16,24 @@
 
 #include <cublasLt.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "device/cuda/needs.h"
 #include "device/cuda/plugin/backend.h"
 
-enum { ALIGNMENT = CUDA_ALIGNMENT };
+enum {
+    ALIGNMENT = CUDA_ALIGNMENT, /* of the workspace */
+    ROWS_ALIGNMENT = 16         /* at most; more changes no kernel that is known */
+};
 
 typedef struct ProductShape {
     bool trans_a, trans_b;
     int64_t m, n, k, ldc;
     Dtype ab_type, c_type;
+    uint32_t a_alignment, b_alignment, c_alignment; /* bytes; follow from the above and C's first column */
 } ProductShape;
 
 typedef struct Plan {
     ProductShape shape;
-    uint32_t alignment[3]; /* of A, B, C */
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t first, second, result;
     cublasLtMatmulAlgo_t algorithm;
@@ -73,10 +78,10 @@ uint64_t products_version(void) { return cublasLtGetVersion(); }
 
 static cudaDataType_t type_of(Dtype t) { return t == DTYPE_F32 ? CUDA_R_32F : CUDA_R_16BF; }
 
-/* The largest power of two, up to ALIGNMENT, that divides the address. */
-static uint32_t alignment_of(const void *p) {
-    uint32_t a = ALIGNMENT;
-    while ((uintptr_t)p % a) a /= 2;
+/* The largest power of two, up to ROWS_ALIGNMENT, that divides the number. */
+static uint32_t alignment_of(uint64_t x) {
+    uint32_t a = ROWS_ALIGNMENT;
+    while (x % a) a /= 2;
     return a;
 }
 
@@ -119,13 +124,15 @@ static cublasStatus_t choose_algorithm(const Products *p, Plan *plan) {
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
     const size_t workspace = workspace_bytes();
-    const uint32_t in_order = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, *a = plan->alignment;
-    const Wish list[] = {{CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace},
-                         {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_order, sizeof in_order},
-                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a[1], sizeof *a},
-                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &a[0], sizeof *a},
-                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &a[2], sizeof *a},
-                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &a[2], sizeof *a}};
+    const uint32_t in_order = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const ProductShape *s = &plan->shape;
+    const Wish list[] = {
+        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace},
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_order, sizeof in_order},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &s->b_alignment, sizeof s->b_alignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &s->a_alignment, sizeof s->a_alignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &s->c_alignment, sizeof s->c_alignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &s->c_alignment, sizeof s->c_alignment}};
     cublasStatus_t e = cublasLtMatmulPreferenceCreate(&wishes);
     if (e != CUBLAS_STATUS_SUCCESS) return e;
     for (size_t i = 0; i < sizeof list / sizeof *list && e == CUBLAS_STATUS_SUCCESS; i++)
@@ -139,9 +146,8 @@ static cublasStatus_t choose_algorithm(const Products *p, Plan *plan) {
     return e;
 }
 
-static cublasStatus_t make_plan(Products *p, const ProductShape *s, const uint32_t alignment[3]) {
+static cublasStatus_t make_plan(Products *p, const ProductShape *s) {
     Plan plan = {.shape = *s};
-    memcpy(plan.alignment, alignment, sizeof plan.alignment);
     cublasStatus_t e = describe_product(&plan);
     if (e == CUBLAS_STATUS_SUCCESS) e = describe_operands(&plan);
     if (e == CUBLAS_STATUS_SUCCESS) e = choose_algorithm(p, &plan);
@@ -158,36 +164,49 @@ static cublasStatus_t make_plan(Products *p, const ProductShape *s, const uint32
 
 static bool same_shape(const ProductShape *a, const ProductShape *b) {
     return a->m == b->m && a->n == b->n && a->k == b->k && a->ldc == b->ldc && a->trans_a == b->trans_a &&
-           a->trans_b == b->trans_b && a->ab_type == b->ab_type && a->c_type == b->c_type;
+           a->trans_b == b->trans_b && a->ab_type == b->ab_type && a->c_type == b->c_type &&
+           a->c_alignment == b->c_alignment;
 }
 
-static cublasStatus_t find_plan(Products *p, const ProductShape *s, const uint32_t alignment[3],
-                                const Plan **out) {
+static cublasStatus_t find_plan(Products *p, const ProductShape *s, const Plan **out) {
     cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
     *out = NULL;
     for (int i = 0; i < p->count && !*out; i++)
-        if (same_shape(&p->plans[i].shape, s) &&
-            memcmp(p->plans[i].alignment, alignment, sizeof p->plans[i].alignment) == 0)
-            *out = &p->plans[i];
-    if (!*out) e = make_plan(p, s, alignment);
+        if (same_shape(&p->plans[i].shape, s)) *out = &p->plans[i];
+    if (!*out) e = make_plan(p, s);
     if (!*out && e == CUBLAS_STATUS_SUCCESS) *out = &p->plans[p->count - 1];
     return e;
 }
 
+/* A result inside wider rows may begin at any of their columns, which is the same on every mesh. */
+static ProductShape shape_of(const GemmArgs *o) {
+    size_t ab = dtype_bytes(o->ab_type), c = dtype_bytes(o->c_type);
+    uint64_t column = o->ldc == o->n ? 0 : (uintptr_t)o->c;
+    return (ProductShape){.trans_a = o->trans_a,
+                          .trans_b = o->trans_b,
+                          .m = o->m,
+                          .n = o->n,
+                          .k = o->k,
+                          .ldc = o->ldc,
+                          .ab_type = o->ab_type,
+                          .c_type = o->c_type,
+                          .a_alignment = alignment_of((uint64_t)(o->trans_a ? o->m : o->k) * ab),
+                          .b_alignment = alignment_of((uint64_t)(o->trans_b ? o->k : o->n) * ab),
+                          .c_alignment = alignment_of((uint64_t)o->ldc * c | column)};
+}
+
+static bool is_aligned(const GemmArgs *o, const ProductShape *s) {
+    return (uintptr_t)o->a % s->a_alignment == 0 && (uintptr_t)o->b % s->b_alignment == 0 &&
+           (uintptr_t)o->c % s->c_alignment == 0;
+}
+
 const char *products_run(Products *p, const GemmArgs *o, void *workspace, cudaStream_t stream) {
-    const ProductShape s = {.trans_a = o->trans_a,
-                            .trans_b = o->trans_b,
-                            .m = o->m,
-                            .n = o->n,
-                            .k = o->k,
-                            .ldc = o->ldc,
-                            .ab_type = o->ab_type,
-                            .c_type = o->c_type};
-    const uint32_t alignment[3] = {alignment_of(o->a), alignment_of(o->b), alignment_of(o->c)};
+    const ProductShape s = shape_of(o);
     const float alpha = 1, beta = o->accumulate ? 1 : 0;
     const Plan *plan;
     char *room = (char *)workspace + (ALIGNMENT - (uintptr_t)workspace % ALIGNMENT) % ALIGNMENT;
-    cublasStatus_t e = find_plan(p, &s, alignment, &plan);
+    if (!is_aligned(o, &s)) return "not called: a matrix is less aligned than its rows: a bug";
+    cublasStatus_t e = find_plan(p, &s, &plan);
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatmul(p->handle, plan->product, &alpha, o->b, plan->first, o->a, plan->second, &beta,
                            o->c, plan->result, o->c, plan->result, &plan->algorithm, room, workspace_bytes(),
