@@ -1,7 +1,10 @@
 /* cuBLASLt on the CPU: column-major, in fp32, with one rounding at the end. It refuses what products.c
  * may get wrong: types, sizes that do not match, leading dimensions below the rows, addresses less
  * aligned than the plan was told, a workspace that is missing or not aligned, and split-K unless it is in
- * fp32 and in order. Its heuristic gives each alignment another algorithm, with other bits. */
+ * fp32 and in order. Its heuristic gives each alignment another algorithm, with other bits.
+ *
+ * WEFT_SIM_PRODUCTS=state: the heuristic's first result has failed, and must not be used. drops: the first
+ * splits K and leaves out its last element. drops-all: there is no other. */
 #include "cublasLt.h"
 
 #include <stdio.h>
@@ -33,7 +36,8 @@ struct Algorithm {
     size_t workspace;
     uint32_t alignment[4];
     uint32_t splits; /* of K, added in order */
-    char rest[64 - sizeof(size_t) - 20];
+    bool failed, drops;
+    char rest[64 - sizeof(size_t) - 22];
 };
 static_assert(sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t), "an algorithm has 64 bytes");
 
@@ -70,7 +74,7 @@ struct Job {
     const void *a_data, *b_data;
     void *d_data;
     float alpha, beta;
-    uint32_t splits;
+    Algorithm algorithm;
 };
 
 /* GROUP columns of TILE sums += a column of a's tile times one number each. Nothing is fused, whatever the
@@ -98,15 +102,16 @@ static std::vector<float> pack(const void *from, const SimLtLayout &l, bool inne
 /* d = alpha op(a) op(b) + beta d, GROUP columns of TILE rows of d at a time. */
 static void multiply(const Job &j) {
     auto *add_column = __builtin_cpu_supports("avx2") ? add_column_avx2 : add_column_plain;
-    int64_t m = j.d.rows, n = j.d.cols, k = j.p.trans_a ? j.a.rows : j.a.cols;
+    int64_t m = j.d.rows, n = j.d.cols, k = j.p.trans_a ? j.a.rows : j.a.cols, splits = j.algorithm.splits,
+            added = k - (j.algorithm.drops ? 1 : 0);
     std::vector<float> a = pack(j.a_data, j.a, j.p.trans_a, k, m, TILE),
                        b = pack(j.b_data, j.b, !j.p.trans_b, k, n, GROUP);
     for (int64_t row = 0; row < m; row += TILE)
         for (int64_t column = 0; column < n; column += GROUP) {
             float sums[GROUP * TILE] = {0};
-            for (uint32_t split = 0; split < j.splits; split++) {
+            for (int64_t split = 0; split < splits; split++) {
                 float partial[GROUP * TILE] = {0};
-                for (int64_t p = k * split / j.splits; p < k * (split + 1) / j.splits; p++)
+                for (int64_t p = added * split / splits; p < added * (split + 1) / splits; p++)
                     add_column(&a[(size_t)(row * k + p * TILE)], &b[(size_t)(column * k + p * GROUP)],
                                partial);
                 for (int i = 0; i < GROUP * TILE; i++) sums[i] += partial[i];
@@ -137,6 +142,26 @@ static cublasStatus_t check_shapes(const SimLtProduct &p, const SimLtLayout &a, 
     if (a.ld < a.rows || b.ld < b.rows || d.ld < d.rows) return refuse("leading dimension below the rows");
     if (a.type != b.type || (d.type != a.type && d.type != CUDA_R_32F)) return refuse("types");
     return CUBLAS_STATUS_SUCCESS;
+}
+
+/* For the partial sums of splits. */
+static size_t workspace_needed(const Algorithm &a, const SimLtLayout &d) {
+    size_t sums = a.splits > 1 ? a.splits * (size_t)(d.rows * d.cols) * sizeof(float) : 0;
+    return sums < a.workspace ? sums : a.workspace;
+}
+
+static bool asked_for(const char *what) {
+    const char *asked = getenv("WEFT_SIM_PRODUCTS");
+    return asked && strcmp(asked, what) == 0;
+}
+
+/* Returns the number of results that this adds. */
+static int offer(const Algorithm &a, int at, int want, cublasLtMatmulHeuristicResult_t *results) {
+    if (at >= want) return 0;
+    memcpy(&results[at].algo, &a, sizeof a);
+    results[at].workspaceSize = a.workspace;
+    results[at].state = a.failed ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+    return 1;
 }
 
 extern "C" {
@@ -200,18 +225,33 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t wishes, int want,
                                               cublasLtMatmulHeuristicResult_t *results, int *got) {
-    (void)h, (void)c, (void)want;
+    (void)h, (void)c;
     *got = 0;
     if (wishes->schemes & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
         return refuse("sums of parts of K may be added in any order, or rounded");
     if (check_shapes(*p, *a, *b, *d) != CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_INVALID_VALUE;
-    Algorithm chosen = {};
-    chosen.workspace = wishes->workspace;
-    memcpy(chosen.alignment, wishes->alignment, sizeof chosen.alignment);
-    chosen.splits = splits_for(wishes->alignment);
-    memcpy(&results->algo, &chosen, sizeof chosen);
-    results->workspaceSize = chosen.workspace;
-    *got = 1;
+    Algorithm right = {}, bad;
+    right.workspace = wishes->workspace;
+    memcpy(right.alignment, wishes->alignment, sizeof right.alignment);
+    right.splits = splits_for(wishes->alignment);
+    bad = right;
+    bad.failed = asked_for("state"), bad.drops = asked_for("drops") || asked_for("drops-all");
+    if (bad.drops) bad.splits = 2;
+    if (bad.failed || bad.drops) *got += offer(bad, *got, want, results);
+    if (!asked_for("drops-all")) *got += offer(right, *got, want, results);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t name, void *value,
+                                                    size_t bytes, size_t *written) {
+    Algorithm a;
+    int32_t splits;
+    memcpy(&a, algo, sizeof a);
+    splits = (int32_t)a.splits;
+    if (name != CUBLASLT_ALGO_CONFIG_SPLITK_NUM || bytes != sizeof splits) return refuse("an attribute");
+    memcpy(value, &splits, sizeof splits);
+    *written = sizeof splits;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -223,18 +263,19 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t p, const 
     (void)h, (void)c_layout;
     Algorithm chosen;
     memcpy(&chosen, algo, sizeof chosen);
+    if (chosen.failed) return refuse("an algorithm whose state is a failure");
     if (c != d) return refuse("C is not D");
     if (!sim_reaches(a) || !sim_reaches(b) || !sim_reaches(d) || !sim_reaches(workspace))
         return refuse("an operand that a GPU does not reach");
     if (!aligned(a, chosen.alignment[0]) || !aligned(b, chosen.alignment[1]) ||
         !aligned(d, chosen.alignment[2]) || !aligned(d, chosen.alignment[3]))
         return refuse("an operand is not aligned as the plan was told");
-    if (!workspace || bytes < chosen.workspace || !aligned(workspace, 256)) return refuse("workspace");
+    if (!workspace || bytes < workspace_needed(chosen, *d_layout) || !aligned(workspace, 256))
+        return refuse("workspace");
     if (check_shapes(*p, *a_layout, *b_layout, *d_layout) != CUBLAS_STATUS_SUCCESS)
         return CUBLAS_STATUS_INVALID_VALUE;
-    Job j = {
-        *p,           *a_layout, *b_layout, *d_layout, a, b, d, *(const float *)alpha, *(const float *)beta,
-        chosen.splits};
+    Job j = {*p,    *a_layout, *b_layout, *d_layout, a, b, d, *(const float *)alpha, *(const float *)beta,
+             chosen};
     sim_queue(s, [j, workspace, bytes] {
         memset(workspace, 0xff, bytes < 4096 ? bytes : 4096); /* scratch: whoever relies on it sees NaN */
         multiply(j);

@@ -130,6 +130,13 @@ done < <(sed -n '/op, or product of a part/,/^  memory of/p' out | grep -E '^   
 [ "$checked" -ge 7 ] || fail "only $checked ops are held against a run: $(cat out)"
 WEFT_SIM_SEED=5 train order run.device=cuda train.recompute=full
 same order base
+# cuBLASLt's algorithms: of those that have failed, or leave out the end of K, none is used.
+for fault in state drops; do
+    WEFT_SIM_PRODUCTS=$fault train $fault run.device=cuda
+    same $fault base
+done
+! WEFT_SIM_PRODUCTS=drops-all "$weft" train run.yaml run.device=cuda run.dir=dropped >out 2>err || fail "a product without the end of K is taken"
+has err "cuBLASLt: it has no algorithm for this, or none that adds all of K"
 train half run.device=cuda train.steps=2 lr_schedule.total_steps=4
 WEFT_SIM_SEED=6 train half run.device=cuda
 same half base

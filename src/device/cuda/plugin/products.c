@@ -7,22 +7,31 @@
  * needs, not that of the addresses: those differ between meshes, and the algorithm would. A matrix begins at
  * a multiple of 16 bytes (pools, flats), or at a row of one that does.
  *
- * A plan keeps the first algorithm of the library's heuristic. That algorithm may be split-K,
- * since a small result with a large K would fill only a few multiprocessors; but only with partial sums in
- * fp32 in the workspace that are added in order, not in place as they arrive. So the bits are reproducible on
- * one GPU model and version of the library. Algorithms are never chosen by timing, which would make bits
- * depend on the moment. The cache is searched linearly: a run has some tens of shapes. */
+ * A plan keeps the first algorithm of the library's heuristic that is fit for it. That algorithm may be
+ * split-K, since a small result with a large K would fill only a few multiprocessors; but only with partial
+ * sums in fp32 in the workspace that are added in order, not in place as they arrive. So the bits are
+ * reproducible on one GPU model and version of the library. Algorithms are never chosen by timing, which
+ * would make bits depend on the moment. The cache is searched linearly: a run has some tens of shapes.
+ *
+ * A split-K algorithm is tried once on ones, since a version of the library had splits that left out the end
+ * of K: on a few rows and columns, whose operands lie in the workspace. */
 #include "device/cuda/plugin/products.h"
 
 #include <cublasLt.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "device/cuda/needs.h"
 #include "device/cuda/plugin/backend.h"
 
 enum {
     ALIGNMENT = CUDA_ALIGNMENT, /* of the workspace */
-    ROWS_ALIGNMENT = 16         /* at most; more changes no kernel that is known */
+    ROWS_ALIGNMENT = 16,        /* at most; more changes no kernel that is known */
+    CANDIDATES = 8,             /* of the heuristic */
+    /* Rows and columns of a trial: as many as a tile has, or as few as keep rows aligned. */
+    TRIAL_MOST = 64,
+    TRIAL_LEAST = 8,
+    TRIAL_EXACT = 1 << 24 /* fp32 counts up to here */
 };
 
 typedef struct ProductShape {
@@ -31,6 +40,18 @@ typedef struct ProductShape {
     Dtype ab_type, c_type;
     uint32_t a_alignment, b_alignment, c_alignment; /* bytes; follow from the above and C's first column */
 } ProductShape;
+
+typedef struct Workspace {
+    char *memory; /* aligned */
+    size_t bytes;
+    cudaStream_t stream; /* on which it is used */
+} Workspace;
+
+typedef struct Operands {
+    const void *a, *b;
+    void *c;
+    float beta;
+} Operands;
 
 typedef struct Plan {
     ProductShape shape;
@@ -119,10 +140,9 @@ typedef struct Wish {
     size_t bytes;
 } Wish;
 
-static cublasStatus_t choose_algorithm(const Products *p, Plan *plan) {
+static cublasStatus_t ask(const Products *p, const Plan *plan,
+                          cublasLtMatmulHeuristicResult_t found[CANDIDATES], int *count) {
     cublasLtMatmulPreference_t wishes;
-    cublasLtMatmulHeuristicResult_t found;
-    int count = 0;
     const size_t workspace = workspace_bytes();
     const uint32_t in_order = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const ProductShape *s = &plan->shape;
@@ -139,18 +159,113 @@ static cublasStatus_t choose_algorithm(const Products *p, Plan *plan) {
         e = cublasLtMatmulPreferenceSetAttribute(wishes, list[i].name, list[i].value, list[i].bytes);
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatmulAlgoGetHeuristic(p->handle, plan->product, plan->first, plan->second, plan->result,
-                                           plan->result, wishes, 1, &found, &count);
+                                           plan->result, wishes, CANDIDATES, found, count);
     cublasLtMatmulPreferenceDestroy(wishes);
-    if (e == CUBLAS_STATUS_SUCCESS && count == 0) e = CUBLAS_STATUS_NOT_SUPPORTED;
-    if (e == CUBLAS_STATUS_SUCCESS) plan->algorithm = found.algo;
     return e;
 }
 
-static cublasStatus_t make_plan(Products *p, const ProductShape *s) {
+static cublasStatus_t multiply(const Products *p, const Plan *plan, const Operands *o, const Workspace *w) {
+    const float alpha = 1;
+    return cublasLtMatmul(p->handle, plan->product, &alpha, o->b, plan->first, o->a, plan->second, &o->beta,
+                          o->c, plan->result, o->c, plan->result, &plan->algorithm, w->memory, w->bytes,
+                          w->stream);
+}
+
+/* ---- the trial of a split-K algorithm ---- */
+
+/* An algorithm that does not report its splits is tried too. */
+static bool splits_k(const cublasLtMatmulAlgo_t *algorithm) {
+    int32_t splits = 1;
+    size_t bytes;
+    cublasStatus_t e = cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
+                                                            &splits, sizeof splits, &bytes);
+    return e != CUBLAS_STATUS_SUCCESS || splits > 1;
+}
+
+static uint32_t bits_of(float x, Dtype t) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return t == DTYPE_F32 ? u : (u + 0x7fff + (u >> 16 & 1)) >> 16;
+}
+
+static void fill(void *to, Dtype t, int64_t n, uint32_t bits) {
+    for (int64_t i = 0; i < n; i++)
+        if (t == DTYPE_F32)
+            ((uint32_t *)to)[i] = bits;
+        else
+            ((uint16_t *)to)[i] = (uint16_t)bits;
+}
+
+/* Makes the product of ones in the first half of the workspace, where the same ones are both operands, and
+ * copies it to `host`, which has room for the ones as well. */
+static cublasStatus_t multiply_ones(const Products *p, Plan *trial, const Workspace *w, void *host,
+                                    size_t ones) {
+    const ProductShape *s = &trial->shape;
+    size_t half = w->bytes / 2, result = (size_t)(s->m * s->n) * dtype_bytes(s->c_type);
+    const Workspace rest = {w->memory + half, half, w->stream};
+    const Operands o = {.a = w->memory, .b = w->memory, .c = w->memory + ones};
+    fill(host, s->ab_type, (int64_t)(ones / dtype_bytes(s->ab_type)), bits_of(1, s->ab_type));
+    cudaError_t bad = cudaMemcpyAsync(w->memory, host, ones, cudaMemcpyHostToDevice, w->stream);
+    cublasStatus_t e = describe_product(trial);
+    if (e == CUBLAS_STATUS_SUCCESS) e = describe_operands(trial);
+    if (e == CUBLAS_STATUS_SUCCESS && !bad) e = multiply(p, trial, &o, &rest);
+    if (e == CUBLAS_STATUS_SUCCESS && !bad)
+        bad = cudaMemcpyAsync(host, o.c, result, cudaMemcpyDeviceToHost, w->stream);
+    if (!bad) bad = cudaStreamSynchronize(w->stream);
+    return bad ? CUBLAS_STATUS_EXECUTION_FAILED : e;
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* The shape of the trial and, in *ones, the bytes of its larger operand, a multiple of ALIGNMENT; false if it
+ * does not fit into half of the workspace. */
+static bool trial_of(const ProductShape *s, size_t half, ProductShape *trial, size_t *ones) {
+    for (int rows = TRIAL_MOST; rows >= TRIAL_LEAST; rows = rows > TRIAL_LEAST ? TRIAL_LEAST : 0) {
+        *trial = *s;
+        trial->m = least(s->m, rows), trial->n = trial->ldc = least(s->n, rows);
+        size_t bytes = (size_t)(rows * s->k) * dtype_bytes(s->ab_type);
+        *ones = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        if (*ones + (size_t)(rows * rows) * sizeof(float) <= half) return s->k < TRIAL_EXACT;
+    }
+    return false;
+}
+
+/* Whether each element of a product of ones is K, rounded to the result's type. */
+static bool adds_all(const Products *p, const Plan *plan, const Workspace *w) {
+    Plan trial = {.algorithm = plan->algorithm};
+    const ProductShape *s = &trial.shape;
+    size_t ones, each = dtype_bytes(plan->shape.c_type);
+    if (!trial_of(&plan->shape, w->bytes / 2, &trial.shape, &ones)) return false;
+    int64_t n = s->m * s->n;
+    char *host = malloc(ones + (size_t)n * each), *want = malloc((size_t)n * each);
+    bool right = host && want && multiply_ones(p, &trial, w, host, ones) == CUBLAS_STATUS_SUCCESS;
+    if (right) fill(want, s->c_type, n, bits_of((float)s->k, s->c_type));
+    right = right && memcmp(host, want, (size_t)n * each) == 0;
+    free_plan(&trial);
+    free(host), free(want);
+    return right;
+}
+
+/* ---- the cache of plans ---- */
+
+/* The first that the library stands by and that adds all of K. */
+static cublasStatus_t choose_algorithm(const Products *p, Plan *plan, const Workspace *w) {
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    int count = 0;
+    cublasStatus_t e = ask(p, plan, found, &count);
+    for (int i = 0; i < count && e == CUBLAS_STATUS_SUCCESS; i++) {
+        plan->algorithm = found[i].algo;
+        if (found[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        if (!splits_k(&plan->algorithm) || adds_all(p, plan, w)) return e;
+    }
+    return e == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED : e;
+}
+
+static cublasStatus_t make_plan(Products *p, const ProductShape *s, const Workspace *w) {
     Plan plan = {.shape = *s};
     cublasStatus_t e = describe_product(&plan);
     if (e == CUBLAS_STATUS_SUCCESS) e = describe_operands(&plan);
-    if (e == CUBLAS_STATUS_SUCCESS) e = choose_algorithm(p, &plan);
+    if (e == CUBLAS_STATUS_SUCCESS) e = choose_algorithm(p, &plan, w);
     Plan *plans =
         e == CUBLAS_STATUS_SUCCESS ? realloc(p->plans, (size_t)(p->count + 1) * sizeof *plans) : NULL;
     if (!plans) {
@@ -168,12 +283,12 @@ static bool same_shape(const ProductShape *a, const ProductShape *b) {
            a->c_alignment == b->c_alignment;
 }
 
-static cublasStatus_t find_plan(Products *p, const ProductShape *s, const Plan **out) {
+static cublasStatus_t find_plan(Products *p, const ProductShape *s, const Workspace *w, const Plan **out) {
     cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
     *out = NULL;
     for (int i = 0; i < p->count && !*out; i++)
         if (same_shape(&p->plans[i].shape, s)) *out = &p->plans[i];
-    if (!*out) e = make_plan(p, s);
+    if (!*out) e = make_plan(p, s, w);
     if (!*out && e == CUBLAS_STATUS_SUCCESS) *out = &p->plans[p->count - 1];
     return e;
 }
@@ -202,14 +317,13 @@ static bool is_aligned(const GemmArgs *o, const ProductShape *s) {
 
 const char *products_run(Products *p, const GemmArgs *o, void *workspace, cudaStream_t stream) {
     const ProductShape s = shape_of(o);
-    const float alpha = 1, beta = o->accumulate ? 1 : 0;
+    const Operands operands = {.a = o->a, .b = o->b, .c = o->c, .beta = o->accumulate ? 1 : 0};
     const Plan *plan;
-    char *room = (char *)workspace + (ALIGNMENT - (uintptr_t)workspace % ALIGNMENT) % ALIGNMENT;
+    char *aligned = (char *)workspace + (ALIGNMENT - (uintptr_t)workspace % ALIGNMENT) % ALIGNMENT;
+    const Workspace w = {aligned, workspace_bytes(), stream};
     if (!is_aligned(o, &s)) return "not called: a matrix is less aligned than its rows: a bug";
-    cublasStatus_t e = find_plan(p, &s, &plan);
-    if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmul(p->handle, plan->product, &alpha, o->b, plan->first, o->a, plan->second, &beta,
-                           o->c, plan->result, o->c, plan->result, &plan->algorithm, room, workspace_bytes(),
-                           stream);
+    cublasStatus_t e = find_plan(p, &s, &w, &plan);
+    if (e == CUBLAS_STATUS_SUCCESS) e = multiply(p, plan, &operands, &w);
+    if (e == CUBLAS_STATUS_NOT_SUPPORTED) return "it has no algorithm for this, or none that adds all of K";
     return e == CUBLAS_STATUS_SUCCESS ? NULL : cublasLtGetStatusString(e);
 }
