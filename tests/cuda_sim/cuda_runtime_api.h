@@ -14,6 +14,9 @@
  * (kernels) take. leak=N: the Nth launch of a process on GPU 0, or on leaks_on, takes a block that is never
  * freed. blind=1: there is no NVML. Processes that share a file, WEFT_SIM_GPUS, share the same GPUs.
  *
+ * A thread chooses a GPU before it calls anything: a call for another GPU, or from a thread that has chosen
+ * none, ends the process. (The real runtime would create a context on a GPU that is not used.)
+ *
  * Transfers of the wrong kind of memory fail. Tensor memory may be pinned, which a GPU can access too and
  * which tests of single ops use; WEFT_SIM_STRICT=1 forbids it, as for programs. WEFT_SIM_FAULT=N makes the
  * Nth launch fail when it runs, as a fault inside a kernel does. With WEFT_SIM_DRY=1 launches are accepted or

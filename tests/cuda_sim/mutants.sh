@@ -119,6 +119,7 @@ mutant "a transpose flipped" products.c 's/second = s->trans_a \?/second = s->tr
 mutant "an algorithm that failed, taken" products.c 's/if \(found\[i\]\.state .*continue;//' env WEFT_SIM_PRODUCTS=state $(op test_gemm_op)
 mutant "a split-K algorithm that is not tried" products.c 's/!splits_k\(\&plan->algorithm\) \|\| //;s/if \(adds_all\(p, plan, w\)\) //' env WEFT_SIM_PRODUCTS=drops $(op test_gemm_op)
 mutant "a trial whose result is not compared" products.c 's/right \&\& memcmp\(.*;/right;/' env WEFT_SIM_PRODUCTS=drops $(op test_gemm_op)
+mutant "an event for the GPU of the thread's last call" backend.c '/^static Event mark/,/^}/s/choose_gpu/backend_of/' env TEST_KIND=cuda "$tests/test_queue"
 mutant "a wait for an event less" backend.c 's/must\(d, "when a stream was to wait", .*/(void)b;/' env TEST_KIND=cuda "$tests/test_queue"
 mutant "pinned memory used again too early" backend.c 's/must\(d, "in an upload", cudaEventSynchronize.*//' env TEST_KIND=cuda "$tests/test_queue"
 mutant "an op whose end has no time" times.c 's/return cudaEventRecord\(p->ended, s\);/return cudaSuccess;/' env TEST_KIND=cuda "$tests/test_queue"

@@ -33,10 +33,12 @@ struct Work {
 } // namespace
 
 struct CUstream_st {
+    int gpu;
     std::deque<Work> works;
     uint64_t queued, run;
 };
 struct CUevent_st {
+    int gpu;
     cudaStream_t stream; /* NULL: never recorded */
     uint64_t number;
     bool timed;
@@ -60,7 +62,7 @@ std::vector<cudaStream_t> streams;
 std::map<void *, size_t> device_memory, pinned;
 std::map<void *, int> device_of;
 std::map<const void *, size_t> allowed; /* dynamic shared memory of kernels */
-thread_local int current;               /* the thread's GPU */
+thread_local int current = -1;          /* the thread's GPU; -1: it has chosen none */
 uint64_t draws, launches, microseconds;
 thread_local cudaError_t last_error;
 cudaError_t sticky;
@@ -107,9 +109,25 @@ bool spend(int gpu, uint64_t bytes) {
     return false;
 }
 
+/* The real runtime takes GPU 0 for a thread that has chosen none, and creates a context there. */
+void need_gpu(const char *call) {
+    if (current >= 0) return;
+    fprintf(stderr, "cuda_sim: %s: the thread has chosen no GPU\n", call);
+    abort();
+}
+
+/* Most calls work from another GPU, too, but would create a context there. */
+void need_gpu_of(int gpu, const char *call) {
+    need_gpu(call);
+    if (current == gpu) return;
+    fprintf(stderr, "cuda_sim: %s: for GPU %d, by a thread that has chosen GPU %d\n", call, gpu, current);
+    abort();
+}
+
 /* The first call that concerns a GPU's memory creates a context, which takes memory. */
 void need_context(void) {
     static uint64_t made;
+    need_gpu("memory");
     if (made >> current & 1) return;
     made |= (uint64_t)1 << current;
     spend(current, takes("context", 0) * MEBI);
@@ -207,6 +225,7 @@ bool is_of_kind(const void *to, const void *from, cudaMemcpyKind kind) {
 
 void sim_take(const char *what) {
     Lock lock(mutex);
+    need_gpu(what);
     spend(current, takes(what, 0) * MEBI);
 }
 
@@ -233,6 +252,7 @@ uint64_t sim_draw(uint64_t n) {
 
 void sim_queue_until(cudaStream_t s, std::function<bool()> work) {
     Lock lock(mutex);
+    need_gpu_of(s->gpu, "work for a stream");
     s->works.push_back({std::move(work), NULL, 0});
     s->queued++;
 }
@@ -365,6 +385,7 @@ cudaError_t cudaFree(void *memory) {
     run_all();
     auto found = device_memory.find(memory);
     if (found == device_memory.end()) return fail(cudaErrorInvalidValue);
+    need_gpu_of(device_of[memory], "cudaFree");
     __atomic_sub_fetch(taken_of(device_of[memory]), in_pieces(found->second), __ATOMIC_SEQ_CST);
     note_memory("device", found->second, '-');
     munmap(memory, pages(found->second));
@@ -375,6 +396,7 @@ cudaError_t cudaFree(void *memory) {
 
 cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags) {
     Lock lock(mutex);
+    need_gpu("cudaHostAlloc");
     (void)flags;
     *memory = malloc(bytes);
     if (!*memory) return fail(cudaErrorMemoryAllocation);
@@ -385,6 +407,7 @@ cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags) {
 
 cudaError_t cudaFreeHost(void *memory) {
     Lock lock(mutex);
+    need_gpu("cudaFreeHost");
     run_all();
     if (!pinned.erase(memory)) return fail(cudaErrorInvalidValue);
     free(memory);
@@ -446,13 +469,15 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
     Lock lock(mutex);
+    need_gpu("cudaStreamCreateWithFlags");
     (void)flags;
-    streams.push_back(*s = new CUstream_st{});
+    streams.push_back(*s = new CUstream_st{current, {}, 0, 0});
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
     Lock lock(mutex);
+    need_gpu_of(s->gpu, "cudaStreamDestroy");
     run_until(s, s->queued);
     for (size_t i = 0; i < streams.size(); i++)
         if (streams[i] == s) streams.erase(streams.begin() + (long)i);
@@ -462,11 +487,13 @@ cudaError_t cudaStreamDestroy(cudaStream_t s) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     Lock lock(mutex);
+    need_gpu_of(s->gpu, "cudaStreamSynchronize");
     return run_until(s, s->queued);
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
     Lock lock(mutex);
+    need_gpu_of(s->gpu, "cudaStreamWaitEvent");
     (void)flags;
     if (!e->stream) return cudaSuccess;
     s->works.push_back({nullptr, e->stream, e->number});
@@ -475,17 +502,21 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
-    *e = new CUevent_st{NULL, 0, (flags & cudaEventDisableTiming) == 0, 0};
+    need_gpu("cudaEventCreateWithFlags");
+    *e = new CUevent_st{current, NULL, 0, (flags & cudaEventDisableTiming) == 0, 0};
     return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t e) {
+    need_gpu_of(e->gpu, "cudaEventDestroy");
     delete e;
     return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     Lock lock(mutex);
+    need_gpu_of(e->gpu, "cudaEventRecord");
+    if (s->gpu != e->gpu) return fail(cudaErrorInvalidResourceHandle);
     if (e->timed) {
         s->works.push_back({nullptr, NULL, 0, e});
         s->queued++;
@@ -496,6 +527,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     Lock lock(mutex);
+    need_gpu_of(e->gpu, "cudaEventSynchronize");
     return e->stream ? run_until(e->stream, e->number) : sticky;
 }
 
@@ -506,6 +538,7 @@ static bool has_passed(cudaEvent_t e) { return !e->stream || e->stream->run >= e
 cudaError_t cudaEventQuery(cudaEvent_t e) {
     enum { STEPS = 64 };
     Lock lock(mutex);
+    need_gpu_of(e->gpu, "cudaEventQuery");
     if (sticky != cudaSuccess || !e->stream) return sticky;
     open_memory(true);
     for (int i = 0; i < STEPS && !has_passed(e) && run_one(); i++) {}
@@ -515,6 +548,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
     Lock lock(mutex);
+    need_gpu_of(from->gpu, "cudaEventElapsedTime");
     if (!from->timed || !to->timed || !from->stream || !to->stream)
         return fail(cudaErrorInvalidResourceHandle);
     if (!has_passed(from) || !has_passed(to)) return fail(cudaErrorNotReady);
@@ -544,6 +578,7 @@ const Nvml nvml_linked = {start_nvml, end_nvml, find_gpu, tell_memory};
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute name, int value) {
     Lock lock(mutex);
+    need_gpu("cudaFuncSetAttribute");
     (void)name;
     if (value > SHARED_MOST) return fail(cudaErrorInvalidValue);
     allowed[kernel] = (size_t)value;

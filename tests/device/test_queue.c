@@ -23,6 +23,9 @@ typedef struct Bench {
     Pool pool;
     float *a, *b, *sum; /* [N] tensor memory */
     GradStats *stats;   /* likewise */
+    int64_t begun[2];   /* times that have not ended */
+    int times;
+    double seconds;
 } Bench;
 
 static void lay_out(Bench *t) {
@@ -32,23 +35,25 @@ static void lay_out(Bench *t) {
     t->stats = pool_take(&t->pool, sizeof *t->stats);
 }
 
-/* seed 0: not deferred. */
-static void open_device(Device *d, uint64_t seed) {
+/* seed 0: not deferred. place: of several GPUs. */
+static void open_device(Device *d, uint64_t seed, int place) {
     Error err;
     const char *other = seed ? getenv("TEST_KIND") : NULL;
     unsetenv("WEFT_DEFER");
-    if (device_open(d, other ? other : "cpu", 0, 1, &err) != OK) fail_msg("%s", err.message);
+    if (device_open(d, other ? other : "cpu", place, 1, &err) != OK) fail_msg("%s", err.message);
     if (seed && !other) device_defer(d, seed);
 }
 
-static void open_bench(Bench *t, uint64_t seed) {
+static void open_bench_at(Bench *t, uint64_t seed, int place) {
     Error err;
     *t = (Bench){.pool = {.name = "test"}};
-    open_device(&t->d, seed);
+    open_device(&t->d, seed, place);
     lay_out(t);
     if (pool_commit(&t->pool, &t->d, &err) != OK) fail_msg("%s", err.message);
     lay_out(t);
 }
+
+static void open_bench(Bench *t, uint64_t seed) { open_bench_at(t, seed, 0); }
 
 static void close_bench(Bench *t) {
     pool_free(&t->pool);
@@ -113,7 +118,7 @@ static void test_long_upload(void **state) {
         Device d;
         Error err;
         Pool pool = {.name = "test"};
-        open_device(&d, seed);
+        open_device(&d, seed, 0);
         pool_take(&pool, LONG * sizeof *host);
         if (pool_commit(&pool, &d, &err) != OK) fail_msg("%s", err.message);
         int32_t *tensor = pool_take(&pool, LONG * sizeof *host);
@@ -335,6 +340,76 @@ static void test_threads(void **state) {
     }
 }
 
+/* ---- the first call of a thread ---- */
+
+static void call_op(Bench *t) { fill(t, t->a, 3); }
+static void call_upload(Bench *t) {
+    const float one = 1;
+    OP(&t->d, upload, t->b, &one, sizeof one);
+}
+static void call_mark(Bench *t) { device_mark(&t->d, ON_COMPUTE); }
+/* DEVICE_STREAMS stands for the first event ON_COMPUTE. */
+static void call_follow(Bench *t) { device_follow(&t->d, ON_COPY, DEVICE_STREAMS); }
+static void call_finish(Bench *t) { device_finish(&t->d, DEVICE_STREAMS, WAIT_RESULT); }
+static void call_take(Bench *t) { t->d.runtime.give(&t->d, t->d.runtime.take(&t->d, N), N); }
+static void call_host_take(Bench *t) { t->d.runtime.host_give(&t->d, t->d.runtime.host_take(&t->d, N)); }
+static void call_available(Bench *t) { t->d.runtime.available(&t->d); }
+static void call_memory(Bench *t) {
+    DeviceMemory m;
+    if (t->d.runtime.memory) t->d.runtime.memory(&t->d, &m);
+}
+static void call_begin_time(Bench *t) {
+    if (t->d.runtime.begin_time) t->begun[t->times++] = t->d.runtime.begin_time(&t->d);
+}
+static void call_end_time(Bench *t) {
+    if (t->d.runtime.end_time) t->d.runtime.end_time(&t->d, t->begun[--t->times], &t->seconds);
+}
+static void call_stamp(Bench *t) {
+    if (t->d.runtime.stamp) t->d.runtime.stamp(&t->d, NULL);
+}
+static void call_read_times(Bench *t) {
+    if (t->d.runtime.read_times) t->d.runtime.read_times(&t->d);
+}
+
+typedef struct Call {
+    void (*function)(Bench *t);
+    Bench *t;
+} Call;
+
+static void *make_call(void *call) {
+    Call *c = call;
+    c->function(c->t);
+    return NULL;
+}
+
+static void on_new_thread(void (*function)(Bench *t), Bench *t) {
+    pthread_t thread;
+    Call call = {function, t};
+    assert_int_equal(pthread_create(&thread, NULL, make_call, &call), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+}
+
+/* Each call may be the first of its thread, or follow one for the other of two GPUs. */
+static void test_first_calls(void **state) {
+    void (*const calls[])(Bench *) = {call_op,        call_upload,     call_mark,      call_follow,
+                                      call_finish,    call_take,       call_host_take, call_available,
+                                      call_memory,    call_begin_time, call_end_time,  call_stamp,
+                                      call_read_times};
+    Bench t[2];
+    (void)state;
+    setenv("WEFT_SIM_DEVICES", "2", 1);
+    for (int g = 0; g < 2; g++) open_bench_at(&t[g], 1, g);
+    for (int g = 0; g < 2; g++) call_mark(&t[g]);
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        for (int g = 0; g < 2; g++) {
+            call_op(&t[!g]);
+            calls[i](&t[g]);
+            on_new_thread(calls[i], &t[g]);
+        }
+    for (int g = 0; g < 2; g++) on_new_thread(close_bench, &t[g]);
+    unsetenv("WEFT_SIM_DEVICES");
+}
+
 /* ---- opening ---- */
 
 static void test_environment(void **state) {
@@ -363,6 +438,7 @@ int main(void) {
         cmocka_unit_test(test_memory),      cmocka_unit_test(test_threads),
         cmocka_unit_test(test_environment), cmocka_unit_test(test_long_upload),
         cmocka_unit_test(test_times),       cmocka_unit_test(test_stamps),
+        cmocka_unit_test(test_first_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

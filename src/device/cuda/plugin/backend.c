@@ -52,6 +52,24 @@ typedef struct Backend {
 } Backend;
 
 static Backend *backend_of(const Device *d) { return d->impl; }
+
+/* A thread starts on the first GPU: its first call would create a context there, whichever GPU the call is
+ * for, and its allocations and launches would go there. */
+static void choose_ordinal(int ordinal) {
+    static _Thread_local int chosen = -1;
+    if (chosen == ordinal) return;
+    cudaSetDevice(ordinal);
+    chosen = ordinal;
+}
+
+/* For every function that calls CUDA: any thread may call it, as the first that it calls. */
+static Backend *choose_gpu(const Device *d) {
+    Backend *b = backend_of(d);
+    choose_ordinal(b->ordinal);
+    return b;
+}
+void cuda_choose(Device *d) { choose_gpu(d); }
+
 int cuda_chip(const Device *d) { return backend_of(d)->chip; }
 
 /* ---- errors ---- */
@@ -119,6 +137,7 @@ void cuda_check_grid(Device *d, OpId op, int64_t x, int64_t y) {
 void cuda_allow_shared(Device *d, OpId op, const void *kernel, size_t bytes) {
     enum { WITHOUT_ASKING = 48 << 10 };
     if (bytes <= WITHOUT_ASKING) return;
+    choose_gpu(d);
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (e != cudaSuccess)
         cuda_fatal(d, "%s needs %zu bytes of shared memory, which this GPU does not have: %s",
@@ -127,22 +146,9 @@ void cuda_allow_shared(Device *d, OpId op, const void *kernel, size_t bytes) {
 
 /* ---- what kernels are launched with ---- */
 
-/* A thread starts on the first GPU, where all its allocations and launches would go. */
-static void choose_ordinal(int ordinal) {
-    static _Thread_local int chosen;
-    if (chosen == ordinal) return;
-    cudaSetDevice(ordinal);
-    chosen = ordinal;
-}
-static void choose_gpu(const Backend *b) { choose_ordinal(b->ordinal); }
-
-void cuda_choose(Device *d) { choose_gpu(backend_of(d)); }
 Communicators **cuda_communicators(Device *d) { return &backend_of(d)->communicators; }
 
-cudaStream_t cuda_stream_of(Device *d, DeviceStream s) {
-    choose_gpu(backend_of(d));
-    return backend_of(d)->streams[s];
-}
+cudaStream_t cuda_stream_of(Device *d, DeviceStream s) { return choose_gpu(d)->streams[s]; }
 cudaStream_t cuda_stream(Device *d) { return cuda_stream_of(d, backend_of(d)->host->stream()); }
 
 void *cuda_scratch(Device *d, size_t bytes) {
@@ -165,7 +171,7 @@ static cudaEvent_t event_of(const Backend *b, Event e) {
 
 /* Numbers start at 1, so that no ticket is 0. */
 static Event mark(Device *d, DeviceStream s) {
-    Backend *b = backend_of(d);
+    Backend *b = choose_gpu(d);
     pthread_mutex_lock(&b->mutex);
     Event e = ++b->marks[s] * DEVICE_STREAMS + (Event)s;
     must(d, "when an event was recorded", cudaEventRecord(event_of(b, e), b->streams[s]));
@@ -174,15 +180,15 @@ static Event mark(Device *d, DeviceStream s) {
 }
 
 static void follow(Device *d, DeviceStream s, Event e) {
-    Backend *b = backend_of(d);
     if (e == 0) return;
+    Backend *b = choose_gpu(d);
     pthread_mutex_lock(&b->mutex);
     must(d, "when a stream was to wait", cudaStreamWaitEvent(b->streams[s], event_of(b, e), 0));
     pthread_mutex_unlock(&b->mutex);
 }
 
 static void read_what_ended(Device *d) {
-    Backend *b = backend_of(d);
+    Backend *b = choose_gpu(d);
     pthread_mutex_lock(&b->mutex);
     for (int s = 0; s < DEVICE_STREAMS; s++) must(d, "when times were read", times_read(&b->times[s]));
     pthread_mutex_unlock(&b->mutex);
@@ -191,13 +197,12 @@ static void read_what_ended(Device *d) {
 /* Waits without the mutex, so that other threads can go on. They may record the event again, which only makes
  * the wait longer. */
 static void finish(Device *d, Event e) {
-    if (e != 0) must(d, "in a wait for a result", cudaEventSynchronize(event_of(backend_of(d), e)));
+    if (e != 0) must(d, "in a wait for a result", cudaEventSynchronize(event_of(choose_gpu(d), e)));
     read_what_ended(d);
 }
 
 bool cuda_reached(Device *d, Event e) {
-    choose_gpu(backend_of(d));
-    cudaError_t error = e == 0 ? cudaSuccess : cudaEventQuery(event_of(backend_of(d), e));
+    cudaError_t error = e == 0 ? cudaSuccess : cudaEventQuery(event_of(choose_gpu(d), e));
     if (error == cudaErrorNotReady)
         cudaGetLastError(); /* clears the error, which is no fault: the next launch would report it */
     else
@@ -212,7 +217,7 @@ void cuda_identity(Device *d, char out[COMMUNICATOR_IDENTITY]) {
 
 /* A communicator that was never joined has no stream. */
 static void finish_all(Device *d) {
-    const Backend *b = backend_of(d);
+    const Backend *b = choose_gpu(d);
     for (int s = 0; s < DEVICE_STREAMS; s++)
         if (b->streams[s]) must(d, "in a wait for the end", cudaStreamSynchronize(b->streams[s]));
 }
@@ -220,10 +225,9 @@ static void finish_all(Device *d) {
 /* ---- times ---- */
 
 static int64_t begin_time(Device *d) {
-    Backend *b = backend_of(d);
+    Backend *b = choose_gpu(d);
     DeviceStream s = b->host->stream();
     int64_t number;
-    choose_gpu(b);
     pthread_mutex_lock(&b->mutex);
     must(d, "when a time was to be taken", times_begin(&b->times[s], b->streams[s], &number));
     pthread_mutex_unlock(&b->mutex);
@@ -231,7 +235,7 @@ static int64_t begin_time(Device *d) {
 }
 
 static void end_time(Device *d, int64_t begun, double *to) {
-    Backend *b = backend_of(d);
+    Backend *b = choose_gpu(d);
     DeviceStream s = b->host->stream();
     pthread_mutex_lock(&b->mutex);
     must(d, "when a time was to be taken", times_end(&b->times[s], b->streams[s], begun, to));
@@ -239,9 +243,8 @@ static void end_time(Device *d, int64_t begun, double *to) {
 }
 
 static void stamp(Device *d, double *to) {
-    Backend *b = backend_of(d);
+    Backend *b = choose_gpu(d);
     DeviceStream s = b->host->stream();
-    choose_gpu(b);
     pthread_mutex_lock(&b->mutex);
     must(d, "when a time was to be taken", times_stamp(&b->times[s], b->streams[s], to));
     pthread_mutex_unlock(&b->mutex);
@@ -257,9 +260,8 @@ static void read_times(Device *d) {
 /* Allocations are rare, so they may wait. They are multiples of the driver's granularity, so that what a pool
  * has taken is exactly what the GPU has lost. */
 static void *take(Device *d, size_t bytes) {
-    const Backend *b = backend_of(d);
+    const Backend *b = choose_gpu(d);
     void *memory = NULL;
-    choose_gpu(b);
     if (bytes > SIZE_MAX - CUDA_GRANULARITY) return NULL;
     if (cudaMalloc(&memory, pool_taken(bytes, CUDA_GRANULARITY)) != cudaSuccess) {
         cudaGetLastError(); /* clears the error, which is no fault: the next launch would report it */
@@ -278,14 +280,13 @@ static void give(Device *d, void *memory, size_t bytes) {
 
 static size_t available(const Device *d) {
     size_t there = 0, total = 0;
-    choose_gpu(backend_of(d));
+    choose_gpu(d);
     return cudaMemGetInfo(&there, &total) == cudaSuccess ? there : 0;
 }
 
 static bool memory(const Device *d, DeviceMemory *m) {
-    const Backend *b = backend_of(d);
+    const Backend *b = choose_gpu(d);
     size_t there = 0, total = 0;
-    choose_gpu(b);
     bool known = cudaMemGetInfo(&there, &total) == cudaSuccess;
     *m = (DeviceMemory){.total = total, .available = there, .untouched = b->untouched};
     memcpy(m->identity, b->identity, sizeof m->identity);
@@ -295,6 +296,7 @@ static bool memory(const Device *d, DeviceMemory *m) {
 /* Ends the process if host memory is exhausted, as mem_alloc does. */
 static void *host_take(Device *d, size_t bytes) {
     void *memory = NULL;
+    choose_gpu(d);
     cudaError_t e = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);
     if (e != cudaSuccess)
         cuda_fatal(d, "no %zu bytes of pinned host memory: %s", bytes, cudaGetErrorString(e));
@@ -341,7 +343,7 @@ static char *room_in(Device *d, Pinned *s, cudaStream_t stream, size_t *bytes) {
 }
 
 static void upload(Device *d, const UploadArgs *o) {
-    Backend *b = backend_of(d);
+    Backend *b = choose_gpu(d);
     DeviceStream s = b->host->stream();
     pthread_mutex_lock(&b->mutex);
     for (size_t done = 0, part; done < o->bytes; done += part) {
@@ -455,7 +457,7 @@ static cudaError_t open_stream(Backend *b, DeviceStream s) {
 }
 
 ErrorCode cuda_open_stream(Device *d, DeviceStream s, Error *err) {
-    cudaError_t e = open_stream(backend_of(d), s);
+    cudaError_t e = open_stream(choose_gpu(d), s);
     return e == cudaSuccess ? OK : failed(err, ERR_UNAVAILABLE, "streams and pinned memory", e);
 }
 
@@ -464,6 +466,7 @@ ErrorCode cuda_open_stream(Device *d, DeviceStream s, Error *err) {
 static void close_backend(Device *d) {
     Backend *b = backend_of(d);
     if (!b) return;
+    choose_gpu(d);
     if (!communicators_close(d)) return;
     for (int s = 0; s < DEVICE_STREAMS; s++) {
         if (b->streams[s]) cudaStreamSynchronize(b->streams[s]);
@@ -505,7 +508,7 @@ static ErrorCode start(Device *d, Backend *b, int ordinal, Error *err) {
     struct cudaDeviceProp p;
     cudaError_t e = describe(&f, ordinal, &p);
     if (e == cudaSuccess) b->untouched = nvml_available(p.uuid.bytes); /* before there is a context */
-    choose_gpu(b);                                                     /* ignores errors */
+    choose_gpu(d);                                                     /* ignores errors */
     if (e == cudaSuccess) e = cudaSetDevice(ordinal);
     if (e != cudaSuccess) return failed(err, ERR_UNAVAILABLE, "no GPU can be used", e);
     d->widest_head = attention_widest(p.sharedMemPerBlockOptin);
