@@ -283,6 +283,9 @@ static void fixed_add(Device *d, const FixedAddArgs *o) {
 static void fixed_to_float(Device *d, const FixedToFloatArgs *o) {
     tell(d, OP_FIXED_TO_FLOAT, (double)o->n, sizeof *o->acc + sizeof *o->out);
 }
+static void count_nonfinite(Device *d, const CountNonfiniteArgs *o) {
+    tell(d, OP_COUNT_NONFINITE, (double)o->n, of(o->type));
+}
 
 /* ---- copies ---- */
 

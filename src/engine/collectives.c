@@ -122,6 +122,21 @@ static PassKind pass_kind(Action a) {
     return a.pass == ACT_FWD ? PASS_FORWARD : a.pass == ACT_RECOMPUTE ? PASS_RECOMPUTE : PASS_BACKWARD;
 }
 
+/* Counts non-finite values in what this rank contributes (origin.c), which is still where the ops left it, or
+ * packed: in `to` at this rank's place if `from` is NULL. */
+static void count_own(Execution *x, const Sending *s) {
+    const Collective *row = s->t.row;
+    Dtype type = s->t.bytes == sizeof(float) ? DTYPE_F32 : DTYPE_BF16;
+    bool sum = row->kind == COLL_REDUCE_SCATTER, in_place = row->kind == COLL_ALL_GATHER && !s->t.from;
+    int own = row->zigzag ? x->engine->model.cp.rank : s->rank;
+    if (row->element == ELEMENT_COUNT) return;
+    if (!in_place && !row->zigzag)
+        origin_states(x, ORIGIN_SENT, (sum ? s->ranks : 1) * s->t.count, type, s->t.from);
+    for (int i = 0; (in_place || row->zigzag) && i < messages(s); i++)
+        for (int r = sum ? 0 : own; r < (sum ? s->ranks : own + 1); r++)
+            origin_states(x, ORIGIN_SENT, s->t.count / messages(s), type, at(s, first_of(s, r, i)));
+}
+
 /* If the stage's last unit is the embedding, it gathers the gradient that another rank sends, so that must
  * have arrived. */
 void collective_start(Execution *x, Action a) {
@@ -135,6 +150,7 @@ void collective_start(Execution *x, Action a) {
         Transfer t = unit_transfer(&unit, row, pass_kind(a), pass_grads(a.pass), chunk);
         Sending s = sending(x, &t, row);
         unit_pack(&unit, row);
+        count_own(x, &s);
         execution_must(e, send(&s, &err), &err);
     }
 }

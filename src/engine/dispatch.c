@@ -146,15 +146,32 @@ static void exchange(Engine *e, const CommRange *out, const char *from, const Co
     execution_wait(e, &request);
 }
 
-static void send_rows(Engine *e, const DispatchRows *r) {
+/* Counts non-finite values in rows that leave this rank (origin.c). Rows are of states, or have one weight
+ * each. */
+static void count_rows(Execution *x, OriginStage stage, const CommRange *ranges, char *rows, size_t bytes) {
+    const Engine *e = x->engine;
+    bool narrow = bytes == (size_t)e->model.config.hidden_size * sizeof(uint16_t);
+    Dtype type = narrow ? DTYPE_BF16 : DTYPE_F32;
+    int64_t width = (int64_t)(bytes / dtype_bytes(type));
+    for (int r = 0; r < ranks_of(e); r++)
+        origin_states(x, stage, ranges[r].count * width, type, rows + (size_t)ranges[r].first * bytes);
+}
+
+static void send_rows(Execution *x, const DispatchRows *r) {
+    Engine *e = x->engine;
     const DispatchState *v = &e->traffic.dispatch;
+    for (int i = 0; i < r->times; i++)
+        count_rows(x, ORIGIN_SENT, v->local, r->local + (size_t)i * r->local_step, r->bytes);
     for (int i = 0; i < r->times; i++)
         exchange(e, v->local, r->local + (size_t)i * r->local_step, v->remote,
                  r->remote + (size_t)i * r->remote_step, r->bytes);
 }
 
-static void return_rows(Engine *e, const DispatchRows *r) {
+static void return_rows(Execution *x, const DispatchRows *r) {
+    Engine *e = x->engine;
     const DispatchState *v = &e->traffic.dispatch;
+    for (int i = 0; i < r->times; i++)
+        count_rows(x, ORIGIN_RETURNED, v->remote, r->remote + (size_t)i * r->remote_step, r->bytes);
     for (int i = 0; i < r->times; i++)
         exchange(e, v->remote, r->remote + (size_t)i * r->remote_step, v->local,
                  r->local + (size_t)i * r->local_step, r->bytes);
@@ -166,12 +183,12 @@ static void run_dispatch_chunk(Execution *x, const UnitPass *unit, int op, Dispa
     const DispatchState *v = &e->traffic.dispatch;
     int ranks = ranks_of(e), own = e->plan->partition.expert;
     find_parts(e, exact_chunk, dispatch_chunk);
-    for (int i = 0; i < t->out_count; i++) send_rows(e, &t->out[i]);
+    for (int i = 0; i < t->out_count; i++) send_rows(x, &t->out[i]);
     for (int r = 0; r < ranks; r++)
         if (v->dispatch_chunk[own * ranks + r] == dispatch_chunk)
             unit_experts(unit, op, way,
                          &(RemoteRows){r, exact_chunk, v->remote[r].first, v->remote[r].count});
-    for (int i = 0; i < t->back_count; i++) return_rows(e, &t->back[i]);
+    for (int i = 0; i < t->back_count; i++) return_rows(x, &t->back[i]);
 }
 
 void dispatch_run(Execution *x, Action a) {

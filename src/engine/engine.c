@@ -487,22 +487,12 @@ static void forward(Execution *x, Action a) {
     UnitPass unit = execution_unit(x, a);
     unit_forward(&unit, a.ops);
     probe_output(x, a, unit.out);
+    if (head && program_ends_unit(x->program, a))
+        origin_states(x, ORIGIN_SENT, e->model.tokens, DTYPE_F32, x->pass.losses);
     end_gradients(x, a);
     /* The head's last op has computed the losses. They are added up on the device and read once, at NORM. */
     bool counts = e->plan->partition.tensor == 0; /* all ranks of tp have the same losses */
     if (head && counts && program_ends_unit(x->program, a)) statistics_add_losses(x, a.microbatch);
-}
-
-/* Puts a NaN among the gradients that a backward pass has just made: into the unit's first parameter, if its
- * gradient is among them. */
-static void poison(Execution *x, Action a) {
-    const ParamTable *t = &x->engine->model.table;
-    const Param *p = &t->params[t->unit_first[a.unit]];
-    if (!x->options->poison || x->poisoned || p->frozen || program_gradient_unit(x->program, a, p->flat) < 0)
-        return;
-    float *gradient = gradient_of(&x->pass.gradients, p);
-    OP(x->engine->device, fill, 1, NAN, gradient + x->options->poison_index % (uint64_t)p->count);
-    x->poisoned = true;
 }
 
 /* Ops between collectives are recomputed by actions of their own. An MTP module looks up its tokens again. */
@@ -533,7 +523,6 @@ static void backward(Execution *x, Action a, Grads grads) {
         unit_recompute(&unit, unit_ops(&e->model.config, u));
     unit_backward(&unit, grads, a.ops);
     probe_gradient(x, a, grads, unit.dx);
-    if (program_ends_unit(x->program, a)) poison(x, a);
     end_gradients(x, a);
 }
 

@@ -28,13 +28,17 @@ typedef struct UnitProbe {
     ProbeFigures output, gradient, weight, weight_gradient;
 } UnitProbe;
 
+/* Where an injected fault puts a NaN: nowhere, into what a pass made, or among gradients. */
+typedef enum StepPoison { POISON_NONE, POISON_ACTIVATION, POISON_GRADIENT } StepPoison;
+
 /* How the optimizer acts in one step. */
 typedef struct StepOptions {
     double lr_factor;       /* of the schedule: multiplies the learning rates of all groups */
     double clip, clip_norm; /* clip 0: no clipping; clip_norm: p, or INFINITY */
     uint64_t any, all;      /* flags of this rank, combined by or, and by and (record.h) */
-    bool poison;            /* inject a fault: one element of this rank's gradients becomes NaN, ... */
-    uint64_t poison_index;  /* ... chosen by this number */
+    StepPoison poison;      /* inject a fault: something that this rank makes becomes NaN, ... */
+    int poison_microbatch;  /* ... in this microbatch, ... */
+    uint64_t poison_index;  /* ... at an element chosen by this number */
     const Batch *next; /* of the next step: their valid targets go with this step's record; NULL: unknown */
     UnitProbe *probe;  /* [units] out, or NULL; the plan must have probes */
     /* [microbatches, sequences] index of each row's data source; the plan must have sources. NULL: losses are
@@ -65,9 +69,9 @@ typedef struct StepResult {
     double clip_coefficient; /* factor that gradients were multiplied by */
     NoiseEstimate noise;     /* NaN unless the plan measures it */
     int64_t nonfinite; /* gradient elements that are NaN or infinite (exact: or too large for fixed point) */
-    /* First parameter with such an element and the rank that holds it, or "the loss"; empty if all are
+    /* What became non-finite first: where, in which microbatch, and on which rank and host. Empty if all are
      * finite. */
-    char culprit[128];
+    char culprit[320];
     bool skipped;      /* no update was made */
     uint64_t any, all; /* flags of all ranks */
 } StepResult;

@@ -9,6 +9,7 @@
  *     statistics.c  scalars that the ops of a step read and figures that they compute: the waits of a step
  *     update.c      NORM, UPDATE
  *     matrices.c    MATRIX_GATHER, MATRIX_SCATTER, and their part of UPDATE
+ *     origin.c      which rank made the first non-finite value of a step
  *     probe.c       figures of activations and weights, on steps that are probed */
 #ifndef WEFT_ENGINE_EXECUTION_H
 #define WEFT_ENGINE_EXECUTION_H
@@ -69,7 +70,8 @@ typedef struct Statistics {
     GradStats *first;        /* [parameters], inside figures: of the first microbatch; NULL: not measured */
     StepStatistics *host;    /* pinned: result of the last fetch */
     Probe probe;
-    int64_t *routed; /* host: tokens per expert, of all ranks; [0]: how many counts */
+    bool each_microbatch; /* count non-finite gradients in each microbatch (origin.c) */
+    int64_t *routed;      /* host: tokens per expert, of all ranks; [0]: how many counts */
 } Statistics;
 
 /* Messages of one collective: one for each CP chunk, or one for partial sums and one for those of
@@ -212,6 +214,10 @@ void boundary_finish(Execution *x); /* waits until all sends are done */
 /* Valid targets that this rank counts in a step's batches. */
 int64_t engine_valid(const Engine *e, const Batch *batches, int microbatches /* 0: of the largest */);
 
+/* Counters of origin.c among the figures in tensor memory, or in their copy on the host. */
+int64_t *statistics_origins(const Engine *e, StepStatistics *s);
+/* Elements of a parameter's gradients that fixed point refused on this rank; after statistics_read. */
+int64_t statistics_refused(const Engine *e, int param);
 /* Takes the tensor memory of the figures from its pool; called in the dry run and in the real one. */
 void statistics_layout(Engine *e);
 ErrorCode statistics_open(Engine *e, Error *err); /* pinned memory of the host */
@@ -241,10 +247,19 @@ void probe_close(Engine *e);
 void probe_begin(Execution *x);
 /* A forward pass of the unit has written to `out`, or a sum over ranks has; a backward pass to `dx`, the
  * gradient of its input. Figures are taken once the tensor is complete. */
-void probe_output(const Execution *x, Action a, const void *out /* [own, h], NULL: none */);
-void probe_gradient(const Execution *x, Action a, Grads grads, const void *dx /* [own, h] */);
+void probe_output(Execution *x, Action a, void *out /* [own, h], NULL: none */);
+void probe_gradient(Execution *x, Action a, Grads grads, void *dx /* [own, h] */);
 /* Waits for the device and fills options->probe. All ranks. */
 void probe_end(Execution *x);
+
+/* Count what the action under way has made, before other ranks receive it: a tensor; the gradients of a
+ * microbatch. An injected NaN is planted here. */
+typedef enum OriginStage { ORIGIN_SENT, ORIGIN_RETURNED /* by the experts of a DISPATCH */ } OriginStage;
+void origin_states(Execution *x, OriginStage stage, int64_t n, Dtype type, void *tensor);
+void origin_gradients(Execution *x, int unit, Flat flat, int microbatch);
+/* After a step that is skipped: appends where its first non-finite value was made. Returns false if each rank
+ * made finite values only. All ranks; the same on each. */
+bool origin_find(Execution *x, Text *out);
 
 void update_norm(Execution *x);
 void update_unit(Execution *x, int unit);

@@ -1,7 +1,7 @@
 /* Figures of a step's activations, their gradients, and the weights, unit by unit.
  *
  * On a probed step, ops compute figures of what passes have just made, in tensor memory. They are read all at
- * once after the step has ended. On other steps nothing happens.
+ * once after the step has ended. On other steps only non-finite values are counted (origin.c).
  *
  *     forward of u       figures of its output            slot (OUTPUT, u, m): after its last op, or after
  *                                                         the sum over ranks that ends it
@@ -94,13 +94,16 @@ static bool makes_output(const Program *p, Action a) {
     return program_ends_unit(p, a) && !is_summed(p, a.unit);
 }
 
-void probe_output(const Execution *x, Action a, const void *out) {
-    if (probing(x) && out && makes_output(x->program, a)) take_states(x, OUTPUT, a.unit, a.microbatch, out);
+void probe_output(Execution *x, Action a, void *out) {
+    if (!out || !makes_output(x->program, a)) return;
+    origin_states(x, ORIGIN_SENT, own_states(x->engine), x->engine->model.compute, out);
+    if (probing(x)) take_states(x, OUTPUT, a.unit, a.microbatch, out);
 }
 
-void probe_gradient(const Execution *x, Action a, Grads grads, const void *dx) {
-    bool made = (grads & DGRAD) && a.unit > 0 && program_ends_unit(x->program, a);
-    if (probing(x) && made) take_states(x, GRADIENT, a.unit - 1, a.microbatch, dx);
+void probe_gradient(Execution *x, Action a, Grads grads, void *dx) {
+    if (!(grads & DGRAD) || a.unit == 0 || !program_ends_unit(x->program, a)) return;
+    origin_states(x, ORIGIN_SENT, own_states(x->engine), x->engine->model.compute, dx);
+    if (probing(x)) take_states(x, GRADIENT, a.unit - 1, a.microbatch, dx);
 }
 
 /* ---- at the end of the step ---- */

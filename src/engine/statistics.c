@@ -19,10 +19,14 @@
 #include "device/ops/optimizer.h"
 #include "engine/execution.h"
 
+static int64_t origin_counters(const Engine *e) {
+    return e->plan->spec.inference ? 0 : step_origins(&e->plan->program, e->model.table.count);
+}
+
 static size_t figures_bytes(const Engine *e) {
     bool training = !e->plan->spec.inference;
     return step_statistics_bytes(training ? e->model.table.count : 0, training && e->plan->spec.noise,
-                                 training ? step_routed(&e->model.config) : 0,
+                                 training ? step_routed(&e->model.config) : 0, origin_counters(e),
                                  training ? e->plan->spec.sources : 0);
 }
 
@@ -34,13 +38,21 @@ static GradStats *first_of(const Engine *e, StepStatistics *s) {
     return (GradStats *)(void *)(refusals_of(e, s) + e->model.table.count);
 }
 
-/* After those, or in their place where the noise is not measured. */
+/* After those, or in their place where the noise is not measured; then the counters of origin.c. */
 static int64_t *routed_of(const Engine *e, StepStatistics *s) {
     return (int64_t *)(void *)(first_of(e, s) + (e->plan->spec.noise ? e->model.table.count : 0));
 }
 
+int64_t *statistics_origins(const Engine *e, StepStatistics *s) {
+    return (int64_t *)(void *)(routed_of(e, s) + step_routed(&e->model.config));
+}
+
+int64_t statistics_refused(const Engine *e, int param) {
+    return refusals_of(e, e->statistics.host)[param].count;
+}
+
 static LossSum *sources_of(const Engine *e, StepStatistics *s) {
-    return (LossSum *)(void *)(routed_of(e, s) + step_routed(&e->model.config));
+    return (LossSum *)(void *)(statistics_origins(e, s) + origin_counters(e));
 }
 
 const LossSum *engine_source_losses(const Engine *e) { return sources_of(e, e->statistics.host); }

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "base/text.h"
 #include "device/ops/experts.h"
 #include "device/ops/linear.h"
 #include "device/ops/memory.h"
@@ -33,20 +34,24 @@ double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char 
     return record_norm(&r, p);
 }
 
-/* Writes what made the step invalid: the parameter, with its stage and rank; or the loss. */
-static void name_culprit(const Engine *e, const StepRecord *r, StepResult *out) {
-    if (r->culprit >= 0) {
-        const Param *p = &e->model.table.params[r->culprit];
-        snprintf(out->culprit, sizeof out->culprit, "%s", p->name);
-        size_t length = strlen(out->culprit);
-        if (comm_size(e->comm) > 1)
-            snprintf(out->culprit + length, sizeof out->culprit - length, " (held by rank %lld, stage %d)",
-                     (long long)r->culprit_rank, stages_of_unit(&e->plan->partition.stages, p->unit));
-    } else if (!isfinite(out->loss)) {
-        snprintf(out->culprit, sizeof out->culprit, "the loss");
-    } else if (out->skipped) {
-        snprintf(out->culprit, sizeof out->culprit, "the gradient norm");
+/* Where each rank made finite values only, they became non-finite in a sum over ranks, or on the way. */
+static void name_sum(const Engine *e, const StepRecord *r, Text *out) {
+    if (r->culprit < 0) {
+        text_puts(out, "a sum");
+        return;
     }
+    text_printf(out, "the gradient of %s", e->model.table.params[r->culprit].name);
+    if (comm_size(e->comm) > 1)
+        text_printf(out, " after the sum over ranks, held by rank %lld", (long long)r->culprit_rank);
+}
+
+/* Writes what made the step invalid. All ranks, since they look for it together. */
+static void name_culprit(Execution *x) {
+    Text where = {0};
+    if (!x->result->skipped) return;
+    if (!origin_find(x, &where)) name_sum(x->engine, &x->record, &where);
+    snprintf(x->result->culprit, sizeof x->result->culprit, "%s", where.data);
+    text_free(&where);
 }
 
 /* Targets of the step's first microbatch, counted by the rank that reads it. */
@@ -77,7 +82,7 @@ void update_norm(Execution *x) {
     r->noise = e->statistics.first ? record_noise(record) : (NoiseEstimate){(double)NAN, (double)NAN};
     r->any = record->any, r->all = record->all;
     r->skipped = !isfinite(r->loss) || !isfinite(r->grad_norm);
-    name_culprit(e, record, r);
+    name_culprit(x);
     /* PyTorch's rule: the small constant keeps the quotient finite. */
     double coefficient = o->clip > 0 ? o->clip / (r->grad_norm + 1e-6) : 1;
     r->clip_coefficient = r->skipped ? 0 : fmin(1, coefficient);

@@ -170,9 +170,12 @@ static void end_gradients(Counter *c, Action a) {
     const Partition *op = &c->p->partition;
     Device *d = &c->counting.device;
     PassGradient g;
-    for (int i = 0; c->p->program.exact && i < PASS_GRADIENTS; i++) {
+    for (int i = 0; i < PASS_GRADIENTS; i++) {
         if (!program_gradient(&c->p->program, a, i, &g)) continue;
         size_t n = partition_flat_elements(op, g.unit, g.flat) * (size_t)partition_gradients(op, g.flat);
+        if (program_has_slots(&c->p->program))
+            OP(d, count_nonfinite, (int64_t)n, somewhere(), DTYPE_F32, somewhere());
+        if (!c->p->program.exact) continue;
         OP(d, fixed_add, .n = (int64_t)n, .g = somewhere(), .acc = somewhere(), .limit = 1);
     }
 }

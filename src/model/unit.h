@@ -323,10 +323,10 @@ typedef enum PassKind { PASS_FORWARD, PASS_RECOMPUTE, PASS_BACKWARD } PassKind;
 /* Buffers of one collective row of a unit; tensor memory. */
 typedef struct Transfer {
     const Collective *row;
-    const void *from; /* ALL_GATHER: local shard, to be copied into `to`; NULL: it is there already */
-    void *to;         /* ALL_GATHER, ALL_REDUCE: the full tensor; REDUCE_SCATTER: the partial sums */
-    int64_t count;    /* elements per rank; for a chunk of logits, those of its records */
-    size_t bytes;     /* of an element */
+    void *from;    /* ALL_GATHER: local shard, to be copied into `to`; NULL: it is there already */
+    void *to;      /* ALL_GATHER, ALL_REDUCE: the full tensor; REDUCE_SCATTER: the partial sums */
+    int64_t count; /* elements per rank; for a chunk of logits, those of its records */
+    size_t bytes;  /* of an element */
     /* Partial sums of adapters that travel with those of the stream: inner_width per token; 0: none. */
     float *inner;
     int64_t inner_width;

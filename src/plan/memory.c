@@ -365,9 +365,13 @@ size_t step_scalars_bytes(int groups) { return sizeof(StepScalars) + (size_t)gro
 
 int64_t step_routed(const ModelConfig *c) { return model_blocks(c) * c->num_experts; }
 
-size_t step_statistics_bytes(int parameters, bool noise, int64_t routed, int sources) {
+int64_t step_origins(const Program *p, int parameters) {
+    return (int64_t)ORIGIN_STAGES * p->count + (int64_t)p->microbatches * parameters;
+}
+
+size_t step_statistics_bytes(int parameters, bool noise, int64_t routed, int64_t origins, int sources) {
     size_t each = sizeof(GradStats) + sizeof(FixedRefusals) + (noise ? sizeof(GradStats) : 0);
-    return sizeof(StepStatistics) + (size_t)parameters * each + (size_t)routed * sizeof(int64_t) +
+    return sizeof(StepStatistics) + (size_t)parameters * each + (size_t)(routed + origins) * sizeof(int64_t) +
            (size_t)sources * sizeof(LossSum);
 }
 
@@ -478,8 +482,10 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
         plan->copy = pool_round((owned - vectors) * sizeof(uint16_t));
     plan->constants = model_constants_bytes(&m->config, spec->positions);
     int figures = spec->optimizer ? m->table.count : 0, groups = spec->optimizer ? spec->optimizer->count : 0;
-    int64_t routed = spec->optimizer ? step_routed(&m->config) : 0;
-    size_t found = step_statistics_bytes(figures, spec->noise, routed, spec->optimizer ? spec->sources : 0);
+    int64_t routed = spec->optimizer ? step_routed(&m->config) : 0,
+            origins = spec->optimizer ? step_origins(p, m->table.count) : 0;
+    size_t found =
+        step_statistics_bytes(figures, spec->noise, routed, origins, spec->optimizer ? spec->sources : 0);
     plan->statistics = pool_round(step_scalars_bytes(groups)) + pool_round(found);
     plan->exchange = exchange_bytes(p, m, spec->optimizer != NULL);
     if (spec->optimizer) plan_training(plan, p, spec->optimizer);

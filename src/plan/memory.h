@@ -66,11 +66,15 @@ size_t step_scalars_bytes(int groups);
 typedef struct StepStatistics {
     LossSum losses, z_losses, balance, mtp[MTP_DEPTH_MAX];
     /* [parameters]; followed by FixedRefusals [parameters]; with noise measurement by GradStats [parameters]
-     * of the step's first microbatch alone; by int64_t [layers, E] tokens routed to each expert; and by
-     * LossSum [sources] where the data has several sources */
+     * of the step's first microbatch alone; by int64_t [layers, E] tokens routed to each expert; by
+     * int64_t [step_origins]; and by LossSum [sources] where the data has several sources */
     GradStats gradients[];
 } StepStatistics;
-size_t step_statistics_bytes(int parameters, bool noise, int64_t routed, int sources);
+size_t step_statistics_bytes(int parameters, bool noise, int64_t routed, int64_t origins, int sources);
+/* Number of counters of non-finite values (engine/origin.c): ORIGIN_STAGES of each action, and one of each
+ * parameter's gradient in each microbatch. */
+enum { ORIGIN_STAGES = 2 };
+int64_t step_origins(const Program *p, int parameters);
 /* Number of expert counters of a step: layers * E. */
 int64_t step_routed(const ModelConfig *c);
 

@@ -56,10 +56,12 @@ typedef enum Key {
     KEY_MS,
     KEY_COUNT,
     KEY_KINDS,
+    KEY_MICROBATCH,
+    KEY_WHAT,
     KEYS
 } Key;
-static const char *const key_names[KEYS] = {"rank", "step", "attempt", "phase",
-                                            "seed", "ms",   "count",   "kinds"};
+static const char *const key_names[KEYS] = {"rank", "step",  "attempt", "phase",      "seed",
+                                            "ms",   "count", "kinds",   "microbatch", "what"};
 
 /* One clause of the text: "kind:key=value,...". */
 typedef struct Clause {
@@ -117,6 +119,14 @@ static ErrorCode read_phase(Clause *p, const char *text, size_t length, Error *e
     return refuse(p, err, why);
 }
 
+static ErrorCode read_what(Clause *p, const char *text, size_t length, Error *err) {
+    bool gradient = same("gradient", text, length);
+    if (!gradient && !same("activation", text, length))
+        return refuse(p, err, "what=gradient or what=activation is possible");
+    p->values[KEY_WHAT] = gradient ? POISON_GRADIENT : POISON_ACTIVATION;
+    return OK;
+}
+
 /* At most sixteen digits, so nothing overflows. */
 static ErrorCode read_number(Clause *p, Key key, const char *text, size_t length, Error *err) {
     int64_t value = 0;
@@ -139,6 +149,8 @@ static bool belongs(const Clause *p, Key key) {
     case KEY_ATTEMPT: return !random;
     case KEY_PHASE: return p->kind == FAULT_KILL || p->kind == FAULT_STOP || p->kind == FAULT_SLOW;
     case KEY_SEED: return random || p->kind == FAULT_BITFLIP || p->kind == FAULT_NAN;
+    case KEY_MICROBATCH:
+    case KEY_WHAT: return p->kind == FAULT_NAN;
     case KEY_MS: return random || p->kind == FAULT_SLOW;
     case KEY_COUNT:
     case KEY_KINDS: return random;
@@ -155,20 +167,23 @@ static ErrorCode read_pair(Clause *p, const char *text, size_t length, Error *er
     while (key < KEYS && !same(key_names[key], text, name)) key++;
     if (!equals || key == KEYS)
         return refuse(p, err,
-                      "expected kind:key=value,... with the keys rank, step, attempt, phase, seed, ms, or "
-                      "count, kinds");
+                      "expected kind:key=value,... with the keys rank, step, attempt, phase, seed, ms, "
+                      "microbatch, what, or count, kinds");
     if (!belongs(p, (Key)key)) return refuse(p, err, "a key that this kind of fault does not have");
     if (p->given[key]) return refuse(p, err, "a key is given twice");
     p->given[key] = true;
     size_t rest = length - name - 1;
     if (key == KEY_KINDS) return read_kinds(p, equals + 1, rest, err);
     if (key == KEY_PHASE) return read_phase(p, equals + 1, rest, err);
+    if (key == KEY_WHAT) return read_what(p, equals + 1, rest, err);
     return read_number(p, (Key)key, equals + 1, rest, err);
 }
 
-/* Defaults: a second, one fault, rank 0, attempt 0. */
+/* Defaults: a second, one fault, a gradient, rank 0, attempt 0, microbatch 0. */
 static ErrorCode read_clause(Clause *p, const char *text, size_t length, Error *err) {
-    *p = (Clause){.text = text, .length = length, .values = {[KEY_MS] = 1000, [KEY_COUNT] = 1}};
+    *p = (Clause){.text = text,
+                  .length = length,
+                  .values = {[KEY_MS] = 1000, [KEY_COUNT] = 1, [KEY_WHAT] = POISON_GRADIENT}};
     const char *colon = memchr(text, ':', length), *end = text + length;
     size_t name = colon ? (size_t)(colon - text) : length;
     p->kind = same("random", text, name) ? FAULT_KINDS : find_kind(text, name);
@@ -193,12 +208,15 @@ static ErrorCode add_fault(Inject *in, const Clause *p, int ranks, int64_t steps
     if (v[KEY_RANK] >= ranks || (in_step && v[KEY_STEP] < 1) || v[KEY_STEP] > steps)
         return refuse(p, err, why);
     if (v[KEY_ATTEMPT] > INT32_MAX) return refuse(p, err, "there is no such attempt");
+    if (v[KEY_MICROBATCH] > INT32_MAX) return refuse(p, err, "there is no such microbatch");
     in->faults[in->count++] = (Fault){.kind = (FaultKind)p->kind,
                                       .rank = (int)v[KEY_RANK],
                                       .attempt = (int)v[KEY_ATTEMPT],
                                       .phase = in_phase ? (Phase)v[KEY_PHASE] : PHASE_STEPS,
                                       .step = v[KEY_STEP],
                                       .ms = v[KEY_MS],
+                                      .poison = (StepPoison)v[KEY_WHAT],
+                                      .microbatch = (int)v[KEY_MICROBATCH],
                                       .seed = (uint64_t)v[KEY_SEED]};
     return OK;
 }
@@ -365,8 +383,10 @@ void inject_bitflip(Engine *e, uint64_t index, char *where, size_t size) {
 static void inject_one(const Fault *f, Engine *e, StepOptions *options) {
     char where[160] = "";
     if (f->kind == FAULT_BITFLIP) inject_bitflip(e, inject_index(f, weight_bits(e)), where, sizeof where);
-    /* The engine corrupts the gradient inside the step, where a broken kernel would. */
-    if (f->kind == FAULT_NAN) options->poison = true, options->poison_index = inject_index(f, UINT64_MAX);
+    /* The engine corrupts it inside the step, where a broken kernel would. */
+    if (f->kind == FAULT_NAN)
+        options->poison = f->poison, options->poison_microbatch = f->microbatch,
+        options->poison_index = inject_index(f, UINT64_MAX);
     log_warn("injected on rank %d, before step %lld: %s%s%s", f->rank, (long long)f->step,
              fault_name(f->kind), where[0] ? ", " : "", where);
     inject_process_fault(f);

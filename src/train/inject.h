@@ -2,7 +2,8 @@
  *
  *     kill:rank=1,step=7          the rank kills itself (SIGKILL)
  *     stop:rank=2,step=5          it stops (SIGSTOP) and no longer answers
- *     nan:rank=0,step=3           a NaN among its gradients
+ *     nan:rank=0,step=3           a NaN among its gradients; what=activation: in an output of its passes; of
+ *                                 microbatch 0, or microbatch=M
  *     bitflip:rank=1,step=4       one bit of its master weights flips; seed=S selects which
  *     slow:rank=1,step=2,ms=500   it sleeps
  *     stop:rank=1,phase=saving    kills, stops and sleeps can also happen on entering a phase (phase.h): the
@@ -43,6 +44,8 @@ typedef struct Fault {
     Phase phase;  /* PHASE_STEPS: before a step */
     int64_t step; /* 1-based; in another phase, 0: when it is first entered */
     int64_t ms;   /* duration of slow */
+    StepPoison poison;
+    int microbatch; /* of a NaN */
     uint64_t seed;
 } Fault;
 

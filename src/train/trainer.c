@@ -92,7 +92,7 @@ static ErrorCode judge(Trainer *t, const StepResult *r, StepMetrics *m, Error *e
     RunState *s = &t->state;
     double limit = t->c->metrics.spike;
     if (r->skipped) {
-        char detail[240];
+        char detail[400];
         snprintf(detail, sizeof detail, "%lld non-finite gradient elements, first in %s; no update",
                  (long long)r->nonfinite, r->culprit);
         if (t->is_rank0) log_warn("step %lld: %s", (long long)m->step, detail);

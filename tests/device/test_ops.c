@@ -2147,6 +2147,26 @@ static void check_fixed_add(Device *d, int64_t n, const float *g, double limit) 
     }
 }
 
+static void check_count_nonfinite(Device *d, Dtype c) {
+    static const int64_t counts[] = {0, 1, 7, 33, 16384 * 2 + 5};
+    EACH(n, counts) {
+        void *x = random_tensor(*n, c, -1, 1);
+        int64_t before = 3, *got = COPY_OF(before), want = 3;
+        if (*n > 6)
+            tensor_set(x, 0, c, NAN), tensor_set(x, 5, c, -INFINITY), tensor_set(x, *n - 1, c, INFINITY);
+        RUN(d, count_nonfinite, *n, x, c, got);
+        OP(&reference, count_nonfinite, *n, x, c, &want);
+        assert_int_equal(want, *n > 6 ? 6 : 3);
+        assert_int_equal(*got, want);
+        drop_all();
+    }
+}
+
+static void test_count_nonfinite(void **state) {
+    (void)state;
+    on_all(check_count_nonfinite);
+}
+
 static void check_fixed(Device *d, Dtype c) {
     static const int64_t counts[] = {1, 7, 16, 33, 16384 * 2 + 5};
     static const double limits[] = {4096, 3, 0.1, 4096.0 / 3};
@@ -2987,6 +3007,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_stats),
         cmocka_unit_test(test_sum_parts),
         cmocka_unit_test(test_fixed),
+        cmocka_unit_test(test_count_nonfinite),
         cmocka_unit_test(test_fixed_limit),
         cmocka_unit_test(test_differences),
         cmocka_unit_test(test_threads),

@@ -182,13 +182,6 @@ impatient() {
 }
 meanwhile 2 impatient
 
-# The rank that holds the non-finite sum need not be the one that caused it.
-first_nan() {
-    train nan -n 2 train.steps=3 --inject nan:rank=1,step=2
-    grep -q "warning: step 2: .* first in .* (held by rank [01], stage 0)" nan.err || fail "a NaN: $(grep warning nan.err)"
-}
-meanwhile 2 first_nan
-
 # More threads than cores: ranks that weft starts wait without spinning; for ranks started by mpirun, weft asks the user to set that.
 crowds() {
     local many="run.threads=$(($(nproc) + 1)) train.steps=2"

@@ -65,6 +65,19 @@ static void fixed_add(const FixedAddArgs *o, int64_t first, int64_t count, Fixed
         if (!(fabsf(o->g[i]) <= most) && refused->count++ == 0) refused->first = i;
 }
 
+/* All bits of the exponent are set in an infinity and a NaN, and in no other number. */
+static int64_t count_nonfinite(int64_t n, const void *in, Dtype type) {
+    enum { F32_EXPONENT = 0x7f800000, BF16_EXPONENT = 0x7f80 };
+    const uint32_t *wide = in;
+    const uint16_t *narrow = in;
+    int32_t found = 0; /* pieces are short */
+    if (type == DTYPE_F32)
+        for (int64_t i = 0; i < n; i++) found += (wide[i] & F32_EXPONENT) == F32_EXPONENT;
+    else
+        for (int64_t i = 0; i < n; i++) found += (narrow[i] & BF16_EXPONENT) == BF16_EXPONENT;
+    return found;
+}
+
 /* Converts directly to the nearest float: a conversion by way of double might round twice. */
 static void fixed_to_float(int64_t n, const int64_t *acc, float *out) {
     EACH_VECTOR(i, left, n) {

@@ -137,6 +137,7 @@ typedef struct Kernels {
     void (*fixed_add)(const FixedAddArgs *o, int64_t first, int64_t count,
                       FixedRefusals *refused /* added to */);
     void (*fixed_to_float)(int64_t n, const int64_t *acc, float *out);
+    int64_t (*count_nonfinite)(int64_t n, const void *in, Dtype type);
     void (*init_normal)(const InitNormalArgs *o, const RngRange *range);
 
     void (*product_run)(const ProductRun *r, float *scratch /* [PRODUCT_SCRATCH] */);

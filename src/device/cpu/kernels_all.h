@@ -64,6 +64,7 @@ const Kernels KERNELS = {.add = add,
                          .grad_stats = grad_stats,
                          .fixed_add = fixed_add,
                          .fixed_to_float = fixed_to_float,
+                         .count_nonfinite = count_nonfinite,
                          .init_normal = init_normal,
 #if VEC_AMX
                          .product_run = amx_product_run,

@@ -582,6 +582,17 @@ static void fixed_to_float(Device *d, const FixedToFloatArgs *o) {
     kernels_of(d)->fixed_to_float(min_i64(GRAIN, o->n - i), o->acc + i, o->out + i);
 }
 
+static void count_nonfinite(Device *d, const CountNonfiniteArgs *o) {
+    EACH_PIECE(d, i, o->n, GRAIN) {
+        int64_t found =
+            kernels_of(d)->count_nonfinite(min_i64(GRAIN, o->n - i), tensor_at(o->in, i, o->type), o->type);
+        if (found) {
+#pragma omp atomic
+            *o->count += found;
+        }
+    }
+}
+
 static void cast(Device *d, const CastArgs *o) {
     EACH_PIECE(d, i, o->n, GRAIN)
     kernels_of(d)->cast(min_i64(GRAIN, o->n - i), tensor_at(o->in, i, o->in_type), o->in_type,
@@ -666,6 +677,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, bool primitives, Err
     d->ops->grad_stats = grad_stats;
     d->ops->fixed_add = fixed_add;
     d->ops->fixed_to_float = fixed_to_float;
+    d->ops->count_nonfinite = count_nonfinite;
     d->ops->cast = cast;
     d->ops->zero = zero;
     d->ops->init_normal = init_normal;

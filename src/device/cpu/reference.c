@@ -729,6 +729,11 @@ static void fixed_to_float(Device *d, const FixedToFloatArgs *o) {
     for (int64_t i = 0; i < o->n; i++) o->out[i] = ldexpf((float)o->acc[i], -FIXED_SHIFT);
 }
 
+static void count_nonfinite(Device *d, const CountNonfiniteArgs *o) {
+    (void)d;
+    for (int64_t i = 0; i < o->n; i++) *o->count += !isfinite(tensor_get(o->in, i, o->type));
+}
+
 /* ---- memory ---- */
 static void cast(Device *d, const CastArgs *o) {
     (void)d;
@@ -815,6 +820,7 @@ void reference_fill_ops(Ops *ops) {
                  .grad_stats = grad_stats,
                  .fixed_add = fixed_add,
                  .fixed_to_float = fixed_to_float,
+                 .count_nonfinite = count_nonfinite,
                  .cast = cast,
                  .zero = zero,
                  .init_normal = init_normal,

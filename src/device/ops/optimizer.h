@@ -136,6 +136,14 @@ typedef struct FixedToFloatArgs {
     float *out;         /* [n] */
 } FixedToFloatArgs;
 
+/* Adds the number of elements that are NaN or infinite to *count. */
+typedef struct CountNonfiniteArgs {
+    int64_t n;
+    const void *in; /* [n] type */
+    Dtype type;
+    int64_t *count;
+} CountNonfiniteArgs;
+
 /* Each op: id, slot, struct of arguments, and the fields that an error message shows. */
 /* clang-format off */
 #define OPTIMIZER_OPS(X)                                     \
@@ -148,7 +156,8 @@ typedef struct FixedToFloatArgs {
     X(AVERAGE, average, AverageArgs, n)                      \
     X(GRAD_STATS, grad_stats, GradStatsArgs, n)              \
     X(FIXED_ADD, fixed_add, FixedAddArgs, n, set)            \
-    X(FIXED_TO_FLOAT, fixed_to_float, FixedToFloatArgs, n)
+    X(FIXED_TO_FLOAT, fixed_to_float, FixedToFloatArgs, n)   \
+    X(COUNT_NONFINITE, count_nonfinite, CountNonfiniteArgs, n, type)
 /* clang-format on */
 OPTIMIZER_OPS(OP_DECLARE)
 

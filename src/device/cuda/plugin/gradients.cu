@@ -339,6 +339,26 @@ void fixed_to_float(Device *d, const FixedToFloatArgs *o) {
                o->acc, o->out);
 }
 
+/* Nearly always nothing is found, so adding one by one costs nothing. Past the end there are zeros. */
+template <typename T> __global__ void count_nonfinite_kernel(int64_t n, const T *in, int64_t *count) {
+    constexpr int N = AT_ONCE<T>;
+    int64_t first = element() * N;
+    Pack<T, N> x = load_pack<N>(in, first, n);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (!(fabsf(get(x, i)) < INFINITY)) atomicAdd((unsigned long long *)count, 1ull);
+}
+
+void count_nonfinite(Device *d, const CountNonfiniteArgs *o) {
+    if (o->n == 0) return;
+    if (o->type == DTYPE_F32)
+        LAUNCH(d, OP_COUNT_NONFINITE, count_nonfinite_kernel<float>, blocks_of_packs<AT_ONCE<float>>(o->n),
+               BLOCK, 0, o->n, (const float *)o->in, o->count);
+    else
+        LAUNCH(d, OP_COUNT_NONFINITE, count_nonfinite_kernel<Bf16>, blocks_of_packs<AT_ONCE<Bf16>>(o->n),
+               BLOCK, 0, o->n, (const Bf16 *)o->in, o->count);
+}
+
 /* ---- sums of parts ---- */
 
 /* A kernel argument, passed by value: a list in host memory might be gone when the kernel runs. */
@@ -397,6 +417,7 @@ extern "C" void gradients_fill(Ops *ops) {
     ops->loss_sum = loss_sum;
     ops->fixed_add = fixed_add;
     ops->fixed_to_float = fixed_to_float;
+    ops->count_nonfinite = count_nonfinite;
     ops->sum_parts = sum_parts;
     ops->sum_parts_i64 = sum_parts_i64;
 }
