@@ -113,6 +113,7 @@ mutant "numbers behind a row of states that count" mamba.cu 's/lane\(\) \+ k \* 
 mutant "a gate's slope left out of a norm" mamba.cu 's/g\.x \* silu_slope\(g\.gate, g\.sigmoid\)/g.x * g.sigmoid/' $(op test_gated_norm)
 mutant "another run's norm" mamba.cu 's/\(column \+ i\) \/ s\.run/column \/ s.run/' $(op test_gated_norm)
 mutant "a rounding to zero" gradients.cu 's/__double2ll_rn\(/(long long)(/' $(op test_fixed)
+mutant "infinities that are not counted" gradients.cu 's/fabsf\(get\(x, i\)\) < INFINITY/fabsf(get(x, i)) <= INFINITY/' $(op test_count_nonfinite)
 mutant "a term behind the end of a leaf" split_k.cu 's/term < count/term <= count/' $(op test_gemm_op)
 mutant "rows of a part taken for rows of their own" optimizers.cu 's/begin = at\.row \* o\.shape\.row/begin = at.row * o.shape.cols/' $(op test_muon)
 mutant "a transpose flipped" products.c 's/second = s->trans_a \?/second = s->trans_b ?/' $(op test_gemm_op)

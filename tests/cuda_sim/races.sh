@@ -26,7 +26,7 @@ race() {
 
 # All ops that run kernels. Ops whose threads are independent run several blocks here; the races planted between blocks prove it.
 for check in embed bias elements norm conv scan mamba gated_norm qk_norm rope queries_scale latent attention decode activation softcap scale route grouped_route gemm_op grouped_gemm \
-    experts_rows cross_entropy loss_sum updates muon stats sum_parts fixed; do
+    experts_rows cross_entropy loss_sum updates muon stats sum_parts fixed count_nonfinite; do
     runs races.so test_$check || fail "test_$check: $(said)"
 done
 runs races.so test_loss test_slices || fail "records of losses: $(said)"
@@ -56,6 +56,7 @@ race "blocks that have the same channels" scans.cu 's/\(int64_t\)blockIdx.y \* W
 race "a barrier less between rows and their columns" norms.cu '/write_gradient<R, T>\(m, here, grad/{n;n;d}' test_norm
 race "a barrier less before a row's loss" loss.cu '/own\[i\] = r;/{n;n;d}' test_cross_entropy
 race "counting without atomics" gradients.cu 's/atomicAdd\(\(unsigned long long \*\)&refused->count, 1ull\)/refused->count++/' test_fixed
+race "counting non-finite values without atomics" gradients.cu 's/atomicAdd\(\(unsigned long long \*\)count, 1ull\)/*count += 1/' test_count_nonfinite
 race "blocks that have the same elements" packs.cuh@elements.cu 's/number = element\(\)/number = threadIdx.x/' test_rope test_queries_scale test_latent test_activation test_scale
 race "blocks that have the same elements" elements.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_elements test_activation
 race "blocks that have the same parameters" optimizers.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_updates test_muon

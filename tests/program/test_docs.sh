@@ -96,6 +96,11 @@ cd "$directory" && ln -s "$WEFT_SOURCE_DIR/src" src
 check docs/inside/planted.md >found
 [ "$(wc -l <found)" -eq 15 ] || fail "the check finds $(wc -l <found) of 15 planted mistakes:"$'\n'"$(cat found)"
 
+# Statuses that a verb explains by itself are on the page of all statuses.
+for status in 1 69; do
+    grep -q "^| $status |.*weft verify" "$WEFT_SOURCE_DIR/docs/use/exit-status.md" || fail "docs/use/exit-status.md: status $status lacks weft verify"
+done
+
 # The configuration reference matches the program's help.
 cd "$WEFT_SOURCE_DIR" && WEFT=$weft tools/configuration_pages.sh "$directory/pages"
 diff -r docs/use/configuration "$directory/pages" >"$directory/unlike" ||
