@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/lines.h"
 #include "base/log.h"
 #include "cli/model.h"
 #include "data/chat.h"
@@ -118,22 +119,20 @@ static ErrorCode check_line(const Request *r, Prompt *p, Error *err) {
 
 /* Blank lines are skipped. */
 static ErrorCode read_lines(Request *r, Error *err) {
-    size_t capacity = 0, number = 0;
-    for (size_t at = 0, next; at < r->text.length; at = next, number++) {
-        const char *line = r->text.data + at, *newline = memchr(line, '\n', r->text.length - at);
-        size_t length = newline ? (size_t)(newline - line) : r->text.length - at;
-        next = at + length + 1;
-        while (length > 0 && strchr(" \t\r", line[length - 1])) length--;
-        if (length > 0) {
-            if (r->count == capacity) {
-                capacity = 2 * capacity + 64;
-                r->prompts = mem_grow(r->prompts, capacity * sizeof *r->prompts);
-            }
-            Prompt *p = &r->prompts[r->count++];
-            *p = (Prompt){.line = line, .length = length, .number = number + 1, .seed = r->sampling.seed};
-            TRY(json_parse_line(r->file, p->number, line, length, &p->object, err));
-            TRY(check_line(r, p, err));
+    Lines lines = lines_of(r->text.data, r->text.length);
+    size_t capacity = 0;
+    for (Line line; lines_next(&lines, &line);) {
+        while (line.length > 0 && strchr(" \t\r", line.text[line.length - 1])) line.length--;
+        if (line.length == 0) continue;
+        if (r->count == capacity) {
+            capacity = 2 * capacity + 64;
+            r->prompts = mem_grow(r->prompts, capacity * sizeof *r->prompts);
         }
+        Prompt *p = &r->prompts[r->count++];
+        *p = (Prompt){
+            .line = line.text, .length = line.length, .number = line.number, .seed = r->sampling.seed};
+        TRY(json_parse_line(r->file, p->number, line.text, line.length, &p->object, err));
+        TRY(check_line(r, p, err));
     }
     return r->count > 0 ? OK : error_set(err, ERR_DATA, "%s: no prompts in it", r->file);
 }

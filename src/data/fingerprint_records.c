@@ -23,6 +23,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/lines.h"
 #include "base/log.h"
 #include "base/text.h"
 
@@ -147,12 +148,8 @@ static void load(FingerprintRecords *r) {
     size_t length = 0;
     if (too_large(r->file)) rewrite_alone(r, 0);
     if (file_read_own(r->file, LIMIT_BYTES, &r->text, &length, NULL) != OK) r->text = NULL;
-    for (size_t at = 0; r->text && at < length;) {
-        const char *newline = memchr(r->text + at, '\n', length - at);
-        size_t end = newline ? (size_t)(newline - r->text) : length;
-        load_line(r, at, end - at);
-        at = end + 1;
-    }
+    Lines lines = lines_of(r->text, r->text ? length : 0);
+    for (Line line; lines_next(&lines, &line);) load_line(r, (size_t)(line.text - r->text), line.length);
     compact(r);
     if (r->count) qsort(r->records, r->count, sizeof *r->records, by_state);
 }

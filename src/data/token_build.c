@@ -29,7 +29,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +40,7 @@
 #include "base/log.h"
 #include "data/seen_set.h"
 #include "data/token_shard.h"
+#include "device/device.h"
 
 #define JOB_BYTES (1u << 20)
 #define LARGE_JOB (16 * JOB_BYTES)
@@ -722,17 +722,10 @@ static ErrorCode pump(Builder *s, Error *err) {
 
 /* ---- all together ---- */
 
-/* Cores that this process may use: with one process per rank, the ranks of a node share its cores. */
-static int core_count(void) {
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    return n > 0 ? n : 1;
-}
-
 /* Two slots per thread plus one keep all threads busy while the writer finishes a shard. Fewer threads than
  * requested are accepted, but at least one is needed. */
 static ErrorCode start_workers(Builder *s, Error *err) {
-    int wanted = s->b->threads > 0 ? s->b->threads : core_count();
+    int wanted = s->b->threads > 0 ? s->b->threads : device_cpu_cores();
     s->slots = 2 * (size_t)wanted + 1;
     s->jobs = mem_alloc_array(s->slots, sizeof *s->jobs);
     s->threads = mem_alloc_array((size_t)wanted, sizeof *s->threads);

@@ -16,6 +16,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/lines.h"
 
 #define PATTERN "audit-[0-9]*.log"
 enum { SUM_LENGTH = 10 }; /* " *0123abcd" */
@@ -327,16 +328,14 @@ static void add_record(AuditRun *run, const AuditRecord *r) {
 
 /* A torn line is counted and skipped; an empty one does not count. */
 static void read_file(AuditRun *run, const FileMap *map) {
-    const char *at = (const char *)map->data, *end = map->length ? at + map->length : at;
+    Lines lines = lines_of((const char *)map->data, map->length);
+    Line line;
     AuditRecord r;
-    while (at != end) {
-        const char *newline = memchr(at, '\n', (size_t)(end - at));
-        size_t length = (size_t)((newline ? newline : end) - at);
-        if (newline && read_line(at, length, &r))
+    while (lines_next(&lines, &line)) {
+        if (line.whole && read_line(line.text, line.length, &r))
             add_record(run, &r);
         else
-            run->torn += length > 0;
-        at = newline ? newline + 1 : end;
+            run->torn += line.length > 0;
     }
 }
 

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/lines.h"
 
 /* `sync`: on disk before the run continues (J2). */
 typedef struct EventKind {
@@ -172,23 +173,13 @@ static bool read_entry(JournalEntry *e, const char *line, size_t length) {
     return good;
 }
 
-/* One more than there are newlines: the last line may lack one. */
-static size_t count_lines(const char *data, size_t length) {
-    size_t lines = 1;
-    for (size_t i = 0; i < length; i++) lines += data[i] == '\n';
-    return lines;
-}
-
 /* Allocates one entry per line at once; lines that are not entries leave some of them unused. */
 void journal_table_parse(JournalTable *t, const char *at, size_t length) {
-    const char *end = length ? at + length : at;
-    *t = (JournalTable){.entries = mem_alloc_array(count_lines(at, length), sizeof *t->entries)};
-    while (at != end) {
-        const char *newline = memchr(at, '\n', (size_t)(end - at));
-        size_t line = (size_t)((newline ? newline : end) - at);
-        if (read_entry(&t->entries[t->count], at, line)) t->count++;
-        at = newline ? newline + 1 : end;
-    }
+    Lines lines = lines_of(at, length);
+    Line line;
+    *t = (JournalTable){.entries = mem_alloc_array(lines_count(lines) + 1, sizeof *t->entries)};
+    while (lines_next(&lines, &line))
+        if (read_entry(&t->entries[t->count], line.text, line.length)) t->count++;
 }
 
 /* Everything is copied, so the map is released at once. The table may be freed after a failure too. */

@@ -14,6 +14,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/lines.h"
 #include "base/memory.h"
 
 /* A record's members, listed once: writing and reading use the same table. */
@@ -304,18 +305,6 @@ void metrics_window_close(MetricsWindow *w, double flops_per_token, double peak_
 
 /* ---- the file ---- */
 
-/* Takes the next line of a buffer; false at its end. A last line without a newline is torn: *whole is
- * false. */
-static bool next_line(const char **at, const char *end, const char **line, size_t *length, bool *whole) {
-    if (*at == end) return false;
-    const char *newline = memchr(*at, '\n', (size_t)(end - *at));
-    *line = *at;
-    *whole = newline != NULL;
-    *length = (size_t)((newline ? newline : end) - *at);
-    *at = newline ? newline + 1 : end;
-    return true;
-}
-
 /* A record and its kind; NULL for an invalid line. The caller deletes it. */
 static cJSON *parse_line(const char *line, size_t length, MetricsKind *kind) {
     cJSON *root = NULL;
@@ -338,16 +327,15 @@ static ErrorCode drop_beyond(const char *path, int64_t resumed, Error *err) {
     FileMap map;
     TRY(file_map(&map, path, err));
     Text kept = {0};
-    const char *at = (const char *)map.data, *end = map.length ? at + map.length : at, *line;
-    size_t length;
-    bool whole;
+    Lines lines = lines_of((const char *)map.data, map.length);
+    Line line;
     MetricsKind kind;
-    while (next_line(&at, end, &line, &length, &whole)) {
-        cJSON *record = whole ? parse_line(line, length, &kind) : NULL;
+    while (lines_next(&lines, &line)) {
+        cJSON *record = line.whole ? parse_line(line.text, line.length, &kind) : NULL;
         int64_t step = INT64_MAX;
         if (record && json_get_int(record, path, "step", true, 0, 1LL << 53, &step, NULL) != OK)
             step = INT64_MAX;
-        if (step <= resumed) text_add(&kept, line, length + 1);
+        if (step <= resumed) text_add(&kept, line.text, line.length + 1);
         cJSON_Delete(record);
     }
     bool changed = kept.length != map.length;
@@ -453,12 +441,10 @@ ErrorCode metrics_table_read(MetricsTable *t, const char *path, Error *err) {
     *t = (MetricsTable){0};
     FileMap map;
     TRY(file_map(&map, path, err));
-    const char *at = (const char *)map.data, *end = map.length ? at + map.length : at, *line;
-    size_t length;
-    bool whole;
-    while (next_line(&at, end, &line, &length, &whole)) {
-        if (length > 0 && !table_add(t, line, length)) t->bad_lines++;
-    }
+    Lines lines = lines_of((const char *)map.data, map.length);
+    Line line;
+    while (lines_next(&lines, &line))
+        if (line.length > 0 && !table_add(t, line.text, line.length)) t->bad_lines++;
     file_unmap(&map);
     return OK;
 }

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/lines.h"
 
 #define TAIL ", \"h\": \""
 enum { TAIL_BYTES = sizeof TAIL - 1 + 64 + 2, LIMIT = 1 << 30 }; /* TAIL, digits, "} */
@@ -208,13 +209,12 @@ ErrorCode receipts_read(Receipts *r, const char *run_dir, Error *err) {
         return error_set(err, ERR_NOINPUT,
                          "%s: there is no such file: receipts are written with run.receipts: true", r->path);
     ErrorCode code = file_read_own(r->path, LIMIT, &text, &length, err);
-    for (size_t at = 0; code == OK && at < length;) {
-        const char *end = memchr(text + at, '\n', length - at);
-        r->torn = !end;
-        if (!end) break;
-        code = add_line(r, text + at, (size_t)(end - text) - at, h, err);
-        at = (size_t)(end - text) + 1;
-        r->length = at;
+    Lines lines = lines_of(text, code == OK ? length : 0);
+    for (Line line; code == OK && lines_next(&lines, &line);) {
+        r->torn = !line.whole;
+        if (r->torn) break;
+        code = add_line(r, line.text, line.length, h, err);
+        r->length = (size_t)(lines.at - text);
     }
     free(text);
     return code;

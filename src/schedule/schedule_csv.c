@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/lines.h"
 #include "schedule/schedule.h"
 #include "schedule/schedule_internal.h"
 
@@ -138,21 +139,10 @@ static ErrorCode read_line(Reader *r, const char *first, const char *last) {
     return error_set(r->err, ERR_DATA, "%s: rank %d (line %d) does nothing", r->where, r->rank, r->rank + 1);
 }
 
-/* The last line may lack its newline. */
-static int count_lines(const char *text, size_t length) {
-    int lines = 0;
-    for (size_t i = 0; i < length; i++) lines += text[i] == '\n';
-    return lines + (length > 0 && text[length - 1] != '\n');
-}
-
 /* Line k is rank k. */
-static ErrorCode read_lines(Reader *r, const char *text, size_t length) {
-    const char *end = text + length;
-    for (; text < end; r->rank++) {
-        const char *newline = memchr(text, '\n', (size_t)(end - text));
-        TRY(read_line(r, text, newline ? newline : end));
-        text = newline ? newline + 1 : end;
-    }
+static ErrorCode read_lines(Reader *r, Lines lines) {
+    for (Line line; lines_next(&lines, &line); r->rank++)
+        TRY(read_line(r, line.text, line.text + line.length));
     return OK;
 }
 
@@ -214,10 +204,11 @@ ErrorCode schedule_parse_csv(Schedule *s, const char *where, const char *text, s
         return error_set(err, ERR_DATA, "%s: is empty; a schedule has a line for each rank", where);
     if (length > MAX_BYTES)
         return error_set(err, ERR_DATA, "%s: %zu bytes; at most %zu", where, length, MAX_BYTES);
-    schedule_start(s, "", count_lines(text, length));
+    Lines lines = lines_of(text, length);
+    schedule_start(s, "", (int)lines_count(lines));
     set_name(s, where);
     Reader r = {.where = where, .err = err, .s = s};
-    ErrorCode code = read_lines(&r, text, length);
+    ErrorCode code = read_lines(&r, lines);
     if (code == OK && (code = settle(s, err)) != OK) error_context(err, "%s", where);
     if (code != OK) schedule_free(s);
     return code;

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/lines.h"
 #include "base/text.h"
 
 #define SPECIAL_NAME 64
@@ -109,28 +110,16 @@ static ErrorCode read_line(RankLine *line, const char *where, size_t number, con
     return OK;
 }
 
-/* An upper bound, for one allocation. */
-static size_t count_lines(const char *data, size_t length) {
-    size_t lines = 1;
-    for (const char *p = data; (p = memchr(p, '\n', length - (size_t)(p - data))); p++) lines++;
-    return lines;
-}
-
 /* Decodes all lines, skipping blank ones. `decoded` has space for the whole file. */
-static ErrorCode read_lines(const char *where, const char *data, size_t length, RankLine *lines,
-                            size_t *count, char *decoded, Error *err) {
-    size_t number = 0;
+static ErrorCode read_lines(const char *where, Lines lines, RankLine *ranks, size_t *count, char *decoded,
+                            Error *err) {
     *count = 0;
-    for (size_t at = 0; at < length;) {
-        const char *line = data + at, *newline = memchr(line, '\n', length - at);
-        size_t size = newline ? (size_t)(newline - line) : length - at;
-        at += size + 1;
-        number++;
-        if (size > 0 && line[size - 1] == '\r') size--;
-        if (size == 0) continue;
-        RankLine *rank_line = &lines[(*count)++];
-        TRY(read_line(rank_line, where, number, line, size, decoded, err));
-        decoded += rank_line->length;
+    for (Line line; lines_next(&lines, &line);) {
+        if (line.length > 0 && line.text[line.length - 1] == '\r') line.length--;
+        if (line.length == 0) continue;
+        RankLine *rank = &ranks[(*count)++];
+        TRY(read_line(rank, where, line.number, line.text, line.length, decoded, err));
+        decoded += rank->length;
     }
     return *count ? OK : error_set(err, ERR_DATA, "%s: no tokens; expected lines of \"base64 rank\"", where);
 }
@@ -400,19 +389,20 @@ static ErrorCode check_forms(const RankKind *kind, const char *where, Error *err
  * it keeps. */
 ErrorCode tiktoken_read(Tokenizer *t, const char *where, const char *data, size_t length,
                         const TokenizerKeys *keys, Error *err) {
-    RankLine *lines = mem_alloc_array(count_lines(data, length), sizeof *lines);
+    Lines lines = lines_of(data, length);
+    RankLine *ranks = mem_alloc_array(lines_count(lines) + 1, sizeof *ranks);
     char *decoded = mem_alloc(length + 1), digest[65];
     size_t count;
     const RankKind *kind = NULL;
-    ErrorCode code = read_lines(where, data, length, lines, &count, decoded, err);
+    ErrorCode code = read_lines(where, lines, ranks, &count, decoded, err);
     if (code == OK) {
-        qsort(lines, count, sizeof *lines, by_rank);
-        digest_lines(lines, count, digest);
+        qsort(ranks, count, sizeof *ranks, by_rank);
+        digest_lines(ranks, count, digest);
         code = find_kind(where, keys->pattern, digest, count, &kind, err);
     }
     if (code == OK) code = check_forms(kind, where, err);
-    if (code == OK) code = build(t, where, lines, count, kind, &keys->special, err);
-    free(lines);
+    if (code == OK) code = build(t, where, ranks, count, kind, &keys->special, err);
+    free(ranks);
     free(decoded);
     return code;
 }
