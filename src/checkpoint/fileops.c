@@ -24,6 +24,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "formats/stored_file.h"
 
 /* Linux writes at most 2 GiB less a page in one call; half of that keeps offsets round. */
 #define MAX_WRITE ((size_t)1 << 30)
@@ -197,23 +198,6 @@ ErrorCode fileops_put(const FileOps *ops, const char *path, const void *data, si
     return code;
 }
 
-/* A file that ends before `length` bytes is ERR_DATA: sizes were checked when it was opened, so it was
- * truncated since. */
-ErrorCode fileops_read_at(int fd, const char *where, uint64_t offset, void *data, size_t length, Error *err) {
-    char *bytes = data, name[512];
-    for (size_t done = 0; done < length;) {
-        ssize_t got = pread(fd, bytes + done, length - done, (off_t)(offset + done));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return error_errno(err, ERR_IO, "%s: reading failed", shown(where, name));
-        if (got == 0)
-            return error_set(err, ERR_DATA, "%s: the file ends at byte %llu, %zu bytes short",
-                             shown(where, name), (unsigned long long)(offset + done), length - done);
-        done += (size_t)got;
-        progress_beat();
-    }
-    return OK;
-}
-
 /* `fd` must be a regular file. Opening a directory or a pipe of that name did no harm; the caller closes
  * it. */
 static ErrorCode check_regular(int fd, const char *where, uint64_t *size, Error *err) {
@@ -263,7 +247,7 @@ static ErrorCode read_whole(int fd, const char *where, uint64_t size, size_t lim
                          (unsigned long long)size, limit);
     /* Zeroed, so that a text ends in a NUL. */
     *data = mem_alloc((size_t)size + 1);
-    ErrorCode code = fileops_read_at(fd, where, 0, *data, (size_t)size, err);
+    ErrorCode code = stored_read_at(fd, where, 0, *data, (size_t)size, err);
     if (code == OK) return OK;
     free(*data);
     *data = NULL;

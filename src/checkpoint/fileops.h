@@ -39,8 +39,6 @@ ErrorCode fileops_resize(const FileOps *ops, int fd, const char *path, uint64_t 
 /* Syncs and closes; the descriptor is closed also on failure. */
 ErrorCode fileops_finish(const FileOps *ops, int fd, const char *path, Error *err);
 
-/* Reads all `length` bytes at `offset`; a file that ends earlier is ERR_DATA. `where` names it in errors. */
-ErrorCode fileops_read_at(int fd, const char *where, uint64_t offset, void *data, size_t length, Error *err);
 /* Opens `name` inside directory `dir` for reading: a regular file, never through a link. *size is its
  * length. */
 ErrorCode fileops_open_in(const char *dir, const char *name, int *fd, uint64_t *size, Error *err);

@@ -29,6 +29,7 @@
 #include "base/json.h"
 #include "checkpoint/adapter.h"
 #include "checkpoint/checkpoint.h"
+#include "formats/stored_file.h"
 
 #define FORMAT "weft-checkpoint"
 #define VERSION 2 /* 1: without segments */
@@ -368,7 +369,7 @@ static ErrorCode sum_range(int fd, const char *where, uint64_t offset, uint64_t 
     XXH3_64bits_reset(hash);
     while (bytes > 0 && code == OK) {
         size_t n = bytes < BUFFER ? (size_t)bytes : BUFFER;
-        code = fileops_read_at(fd, where, offset, buffer, n, err);
+        code = stored_read_at(fd, where, offset, buffer, n, err);
         if (code == OK) XXH3_64bits_update(hash, buffer, n);
         offset += n;
         bytes -= n;
@@ -442,7 +443,7 @@ static ErrorCode check_safetensors(const Checking *c, const ManifestFile *f, con
     unsigned char field[8];
     uint64_t header = 0;
     ErrorCode code = f->bytes < 8 ? error_set(err, ERR_DATA, "%s: too short", where)
-                                  : fileops_read_at(fd, where, 0, field, 8, err);
+                                  : stored_read_at(fd, where, 0, field, 8, err);
     /* The length of the header. The header's checksum covers it, but computing that checksum
      * needs it. */
     if (code == OK) header = little_endian(field, sizeof field);

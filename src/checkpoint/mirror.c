@@ -21,6 +21,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/fileops.h"
 #include "checkpoint/manifest.h"
+#include "formats/stored_file.h"
 #include "remote/location.h"
 #include "remote/remote.h"
 
@@ -134,7 +135,7 @@ static ErrorCode look(const Mirror *m, const MirrorJob *job, Stored *stored, Err
     const MirrorFile *manifest = &job->files[job->count - 1];
     char *here = mem_alloc((size_t)manifest->size + 1);
     Text there = {0};
-    ErrorCode code = fileops_read_at(manifest->fd, job->step, 0, here, (size_t)manifest->size, err);
+    ErrorCode code = stored_read_at(manifest->fd, job->step, 0, here, (size_t)manifest->size, err);
     if (code == OK) code = read_object(m, job->step, MANIFEST_FILE, &there, err);
     bool same = there.length == manifest->size && memcmp(there.data, here, there.length) == 0;
     *stored = there.length == 0 ? STORED_NOTHING : same ? STORED_SAME : STORED_ANOTHER;

@@ -27,6 +27,7 @@
 
 #include "base/bytes.h"
 #include "base/json.h"
+#include "formats/stored_file.h"
 
 /* Integers up to here are exact in the doubles of cJSON; no offset of a real file comes near. */
 #define MAX_WHOLE 9007199254740992.0
@@ -283,7 +284,7 @@ static ErrorCode read_header_size(int fd, const char *where, uint64_t file_bytes
     if (file_bytes < 8)
         return error_set(err, ERR_DATA, "%s: not a safetensors file: %" PRIu64 " bytes, expected 8 or more",
                          shown, file_bytes);
-    TRY(fileops_read_at(fd, where, 0, field, 8, err));
+    TRY(stored_read_at(fd, where, 0, field, 8, err));
     uint64_t n = little_endian(field, 8);
     if (n > SAFE_MAX_HEADER && is_text(field))
         return error_set(err, ERR_DATA,
@@ -307,7 +308,7 @@ static ErrorCode open_fd(SafeFile *f, const char *where, int fd, uint64_t file_b
     size_t size;
     TRY(read_header_size(fd, where, file_bytes, &size, err));
     char *header = mem_alloc(size);
-    ErrorCode code = fileops_read_at(fd, where, 8, header, size, err);
+    ErrorCode code = stored_read_at(fd, where, 8, header, size, err);
     if (code == OK) code = safe_parse_header(f, where, header, size, file_bytes - 8 - size, err);
     free(header);
     return code;
@@ -368,5 +369,5 @@ ErrorCode safe_read(const SafeFile *f, const SafeTensor *t, uint64_t offset, voi
                     Error *err) {
     /* A read beyond a tensor would silently return its neighbour. */
     CHECK(offset <= t->end - t->begin && bytes <= t->end - t->begin - offset);
-    return fileops_read_at(f->fd, f->where, f->data_start + t->begin + offset, host, bytes, err);
+    return stored_read_at(f->fd, f->where, f->data_start + t->begin + offset, host, bytes, err);
 }

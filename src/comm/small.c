@@ -184,6 +184,15 @@ ErrorCode comm_gather(Comm *c, const void *mine, size_t bytes, char **all, size_
     return pass(c, OP_SEND, 0, sequence + 1, (void *)(uintptr_t)mine, bytes, "gathering data", err);
 }
 
+ErrorCode comm_concatenate(Comm *c, const void *mine, size_t bytes, char **all, size_t *total, Error *err) {
+    size_t *lengths = mem_alloc_array((size_t)c->size, sizeof *lengths);
+    ErrorCode code = comm_gather(c, mine, bytes, all, lengths, err);
+    *total = 0;
+    for (int p = 0; *all && p < c->size; p++) *total += lengths[p];
+    free(lengths);
+    return code;
+}
+
 /* ---- agreement ---- */
 
 typedef struct Verdict {

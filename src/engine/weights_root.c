@@ -250,17 +250,15 @@ static ErrorCode join_all(Walk *w, const Items *found, WeightsRoot *out, Error *
 }
 
 static ErrorCode gather(Walk *w, Comm *comm, WeightsRoot *out, Error *err) {
-    size_t bytes = 0, *lengths = mem_alloc_array((size_t)comm_size(comm), sizeof *lengths);
-    char *all = NULL;
-    ErrorCode code = comm_gather(comm, w->items.data, w->items.length, &all, lengths, err);
+    size_t bytes;
+    char *all;
+    ErrorCode code = comm_concatenate(comm, w->items.data, w->items.length, &all, &bytes, err);
     if (code == OK && comm_rank(comm) == 0) {
-        for (int i = 0; i < comm_size(comm); i++) bytes += lengths[i];
         Items found = find_items(w->engine, all, bytes);
         code = join_all(w, &found, out, err);
         free(found.items);
     }
     free(all);
-    free(lengths);
     return code;
 }
 

@@ -4,10 +4,12 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/text.h"
 
 /* O_NONBLOCK: opening a FIFO must not wait for a writer before it is refused. */
@@ -28,18 +30,25 @@ void stored_close(StoredFile *file) {
     free(file->path);
 }
 
-ErrorCode stored_read(const StoredFile *file, uint64_t at, void *out, size_t count, Error *err) {
-    for (size_t got = 0; got < count;) {
-        ssize_t n = pread(file->fd, (char *)out + got, count - got, (off_t)(at + got));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0)
-            return error_errno(err, ERR_IO, "%s: reading failed at byte %" PRIu64, file->path, at + got);
-        if (n == 0)
-            return error_set(err, ERR_DATA, "%s: truncated at byte %" PRIu64 " while it was read", file->path,
-                             at + got);
-        got += (size_t)n;
+ErrorCode stored_read_at(int fd, const char *path, uint64_t at, void *out, size_t count, Error *err) {
+    char shown[512];
+    for (size_t got = 0; got < count; progress_beat()) {
+        ssize_t n;
+        RETRY(n, pread(fd, (char *)out + got, count - got, (off_t)(at + got)));
+        if (n > 0) {
+            got += (size_t)n;
+            continue;
+        }
+        error_escape(shown, sizeof shown, path, strlen(path));
+        if (n < 0) return error_errno(err, ERR_IO, "%s: reading failed at byte %" PRIu64, shown, at + got);
+        return error_set(err, ERR_DATA, "%s: the file ends at byte %" PRIu64 ", %zu bytes short", shown,
+                         at + got, count - got);
     }
     return OK;
+}
+
+ErrorCode stored_read(const StoredFile *file, uint64_t at, void *out, size_t count, Error *err) {
+    return stored_read_at(file->fd, file->path, at, out, count, err);
 }
 
 ErrorCode stored_ends(const StoredFile *file, FileEnds *ends, Error *err) {

@@ -49,17 +49,15 @@ static int by_number(const void *a, const void *b) {
 /* On rank 0, in hex. */
 static ErrorCode hash_samples(Trainer *t, char out[RECEIPT_HEX], Error *err) {
     ReceiptState *r = &t->receipts;
-    char *all = NULL;
-    size_t bytes = 0, *lengths = mem_alloc_array((size_t)comm_size(t->comm), sizeof *lengths);
-    ErrorCode code = comm_gather(t->comm, r->samples, r->count * sizeof *r->samples, &all, lengths, err);
+    char *all;
+    size_t bytes;
+    ErrorCode code = comm_concatenate(t->comm, r->samples, r->count * sizeof *r->samples, &all, &bytes, err);
     if (code == OK && t->is_rank0) {
-        for (int i = 0; i < comm_size(t->comm); i++) bytes += lengths[i];
         if (bytes) qsort(all, bytes / sizeof *r->samples, sizeof *r->samples, by_number);
         sha256_of(all, bytes, out);
     }
     r->count = 0;
     free(all);
-    free(lengths);
     return code;
 }
 

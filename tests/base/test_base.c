@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/lines.h"
 #include "base/memory.h"
 #include "base/rng.h"
 
@@ -214,6 +215,27 @@ static void test_utf8(void **state) {
         assert_int_equal(text_utf8(cases[i].bytes, cases[i].length, &code), cases[i].expected);
         assert_int_equal(code, cases[i].code);
     }
+}
+
+static void check_lines(const char *text, size_t length, const char *joined) {
+    char out[64] = "";
+    Lines lines = lines_of(text, length);
+    size_t count = lines_count(lines), number = 0;
+    for (Line line; lines_next(&lines, &line); assert_int_equal(line.number, ++number))
+        snprintf(out + strlen(out), sizeof out - strlen(out), "%.*s%s", (int)line.length, line.text,
+                 line.whole ? "|" : "?");
+    assert_string_equal(out, joined);
+    assert_int_equal(count, number);
+}
+
+static void test_lines(void **state) {
+    (void)state;
+    check_lines(NULL, 0, "");
+    check_lines("a", 0, "");
+    check_lines("\n", 1, "|");
+    check_lines("a\n\nbc\n", 6, "a||bc|");
+    check_lines("a\nbc", 4, "a|bc?");
+    check_lines("a\nbcd", 3, "a|b?"); /* never reads behind the length */
 }
 
 static void test_distance(void **state) {
@@ -555,6 +577,7 @@ int main(void) {
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_numbers_as_text),
         cmocka_unit_test(test_utf8),
+        cmocka_unit_test(test_lines),
         cmocka_unit_test(test_distance),
         cmocka_unit_test(test_clock),
         cmocka_unit_test(test_hashes),

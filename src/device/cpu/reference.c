@@ -212,18 +212,17 @@ static void norm_weight_gradient(const NormRows *r, int64_t split_size, const fl
                             dw + token / split_size * r->n);
 }
 
+/* Rows that fill their tokens. */
+static NormRows whole_rows(NormKind kind, int64_t tokens, int64_t n, const void *x, const float *w, Dtype c) {
+    return (NormRows){
+        .kind = kind, .tokens = tokens, .groups = 1, .stride = n, .n = n, .x = x, .w = w, .c = c};
+}
+
 static void norm_forward(Device *d, const NormForwardArgs *o) {
     (void)d;
     /* If the input is a sum, it is rounded to c first and normed as rounded, because the backward pass reads
      * the rounded sum, and a norm of anything else would not match its derivative. */
-    NormRows rows = {.kind = o->kind,
-                     .tokens = o->tokens,
-                     .groups = 1,
-                     .stride = o->hidden,
-                     .n = o->hidden,
-                     .x = o->sum ? o->sum : o->a,
-                     .w = o->w,
-                     .c = o->c};
+    NormRows rows = whole_rows(o->kind, o->tokens, o->hidden, o->sum ? o->sum : o->a, o->w, o->c);
     for (int64_t i = 0; o->sum && i < o->tokens * o->hidden; i++)
         tensor_set(o->sum, i, o->c, tensor_get(o->a, i, o->c) + (o->b ? tensor_get(o->b, i, o->c) : 0));
     for (int64_t t = 0; t < o->tokens; t++) {
@@ -234,15 +233,8 @@ static void norm_forward(Device *d, const NormForwardArgs *o) {
 
 static void norm_backward(Device *d, const NormBackwardArgs *o) {
     (void)d;
-    NormRows rows = {.kind = o->kind,
-                     .tokens = o->tokens,
-                     .groups = 1,
-                     .stride = o->hidden,
-                     .n = o->hidden,
-                     .x = o->x,
-                     .dy = o->dy,
-                     .w = o->w,
-                     .c = o->c};
+    NormRows rows = whole_rows(o->kind, o->tokens, o->hidden, o->x, o->w, o->c);
+    rows.dy = o->dy;
     if (o->dw) norm_weight_gradient(&rows, o->split_size, o->rstd, o->dw);
     for (int64_t t = 0; t < o->tokens; t++) norm_row_gradient(&rows, t, (double)o->rstd[t], o->dx, o->add);
 }
