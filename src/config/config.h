@@ -85,6 +85,7 @@ typedef struct MetricsOptions {
 
 typedef struct CheckOptions {
     int64_t replicas_every; /* 0: never */
+    int64_t replay_every;   /* the same */
 } CheckOptions;
 
 typedef struct RestartOptions {

@@ -193,6 +193,7 @@ void engine_close(Engine *e) {
     free(e->clock.actions);
     for (int i = 0; i < 2; i++) free(e->timed.times[i].step.actions);
     free(e->targets.mtp);
+    tensor_hash_close(&e->hash);
     free(e);
 }
 
@@ -489,6 +490,7 @@ static void forward(Execution *x, Action a) {
     probe_output(x, a, unit.out);
     if (head && program_ends_unit(x->program, a))
         origin_states(x, ORIGIN_SENT, e->model.tokens, DTYPE_F32, x->pass.losses);
+    if (head && program_ends_unit(x->program, a)) replay_losses(x, m);
     end_gradients(x, a);
     /* The head's last op has computed the losses. They are added up on the device and read once, at NORM. */
     bool counts = e->plan->partition.tensor == 0; /* all ranks of tp have the same losses */
@@ -526,8 +528,15 @@ static void backward(Execution *x, Action a, Grads grads) {
     end_gradients(x, a);
 }
 
+/* A replay ends with the gradients that this rank makes by itself. */
+static bool is_replayed(ActionKind kind) {
+    return kind != ACT_SUM_PARTIALS && kind != ACT_REDUCE_SCATTER && kind != ACT_ALL_REDUCE &&
+           kind != ACT_REDUCED && kind != ACT_TIE;
+}
+
 /* No default: a new kind of action causes a compiler warning here until somebody adds it. */
 static void act(Execution *x, Action a) {
+    if (x->replaying && !is_replayed(a.kind)) return;
     switch (a.kind) {
     case ACT_LOAD: load(x, a.microbatch); break;
     case ACT_GATHER: parameters_gather(x, a); break;
@@ -607,8 +616,9 @@ static void execute(Execution *x) {
     double begin = clock_seconds();
     e->clock.began = begin;
     for (int i = 0; i < x->program->count; i++) {
-        /* Evaluations are not timed: their actions share the entry after those of the step. */
-        ActionTime *time = x->training ? &e->clock.actions[i] : &e->clock.actions[e->plan->program.count];
+        /* Evaluations and replays are not timed: their actions share the entry after those of the step. */
+        ActionTime *time =
+            x->training && !x->replaying ? &e->clock.actions[i] : &e->clock.actions[e->plan->program.count];
         e->progress.current = &x->program->actions[i];
         double waited = e->clock.waited;
         time->start = clock_seconds() - begin;
@@ -669,20 +679,39 @@ static Execution prepare_step(Engine *e, int microbatches, const Batch *batches)
     return prepare(e, &p->smaller[i].program, &p->smaller[i].memory, batches);
 }
 
+/* Batches are those of the step, which determine the scale of the loss. */
+static Execution begin_training(Engine *e, int microbatches, const Batch *batches, const StepOptions *options,
+                                StepResult *result) {
+    Execution x = prepare_step(e, microbatches, batches);
+    x.training = true, x.options = options, x.result = result;
+    x.pass.z_loss = (float)e->plan->spec.z_loss;
+    x.pass.training = true, x.pass.defer_head = e->plan->program.defer_head;
+    return x;
+}
+
+void engine_replay(Engine *e, const Batch *batch, const Batch *batches, int microbatches, uint64_t *prints) {
+    StepReplay replay = {.own = prints};
+    StepOptions options = {.replay = &replay};
+    StepResult result = {.valid = count_valid(e, batches, microbatches)};
+    Execution x = begin_training(e, 1, batch, &options, &result);
+    if (!e->hash.state) tensor_hash_open(&e->hash, e->device);
+    memset(prints, 0, engine_prints(e) * sizeof *prints);
+    x.replaying = true, x.limit = fixed_limit(1);
+    statistics_begin(&x);
+    execute(&x);
+}
+
 void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result) {
-    Execution x = prepare_step(e, options->microbatches, batches);
+    Execution x = begin_training(e, options->microbatches, batches, options, result);
     const Partition *p = &e->plan->partition;
     int exact_chunks = p->cp.exact_chunks > 0 ? p->cp.exact_chunks : 1,
         contributions = x.program->microbatches * mesh_dp_degree(&p->mesh) * p->splits * exact_chunks;
     e->clock.program = x.program;
     *result = (StepResult){.valid = count_valid(e, batches, options->microbatches)};
-    x.training = true, x.options = options, x.result = result;
-    x.pass.z_loss = (float)e->plan->spec.z_loss;
     /* Each sum in fixed point has this many terms (counting splits and exact chunks, where sums have any),
      * and each term must leave headroom for the others. The limit depends on the step alone, not on which
      * rank adds what, so the same elements are refused on any mesh. */
     x.limit = fixed_limit(contributions);
-    x.pass.training = true, x.pass.defer_head = e->plan->program.defer_head;
     begin_times(e, &x);
     statistics_begin(&x);
     probe_begin(&x);

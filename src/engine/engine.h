@@ -31,6 +31,15 @@ typedef struct UnitProbe {
 /* Where an injected fault puts a NaN: nowhere, into what a pass made, or among gradients. */
 typedef enum StepPoison { POISON_NONE, POISON_ACTIVATION, POISON_GRADIENT } StepPoison;
 
+/* A microbatch that is computed twice: in the step, and before it by another rank (engine_replay). */
+typedef struct StepReplay {
+    int microbatch;        /* of this rank, in the step */
+    const int *owners;     /* [ranks] whose microbatch each rank has computed again */
+    const uint64_t *other; /* [engine_prints] hashes of what this rank made of it */
+    uint64_t *own;         /* [engine_prints] hashes of what the step makes; begin as 0 */
+    bool differs;          /* out, the same on all ranks: on some rank they differ, and no update was made */
+} StepReplay;
+
 /* How the optimizer acts in one step. */
 typedef struct StepOptions {
     double lr_factor;       /* of the schedule: multiplies the learning rates of all groups */
@@ -44,6 +53,7 @@ typedef struct StepOptions {
     /* [microbatches, sequences] index of each row's data source; the plan must have sources. NULL: losses are
      * not split by source. */
     const int32_t *sources;
+    StepReplay *replay;    /* compare a microbatch with its replay; NULL: not in this step */
     bool timed;            /* time actions by the device's clock, if it has its own */
     int microbatches;      /* of this step: those of one of the plan's programs; 0: of the largest */
     int next_microbatches; /* the same for the next step */
@@ -107,6 +117,14 @@ void engine_refresh(Engine *e);
 
 /* batches: one per microbatch. Collective. */
 void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result);
+/* Number of hashes of a microbatch's gradients and losses; what one of them is of. */
+size_t engine_prints(const Engine *e);
+const char *engine_print_name(const Engine *e, size_t i);
+/* Makes the gradients of one microbatch with the current weights, as a step of `microbatches` batches would,
+ * and writes their hashes; the plan must have a program of one microbatch. Weights, optimizer and records are
+ * left alone. Collective. */
+void engine_replay(Engine *e, const Batch *batch, const Batch *batches, int microbatches,
+                   uint64_t *prints /* [engine_prints] out */);
 /* [sources] of the last step, which must have had StepOptions.sources: losses of the tokens that this rank
  * counts. The sums are exact; add them up over all ranks. */
 const LossSum *engine_source_losses(const Engine *e);

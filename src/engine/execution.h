@@ -9,12 +9,14 @@
  *     statistics.c  scalars that the ops of a step read and figures that they compute: the waits of a step
  *     update.c      NORM, UPDATE
  *     matrices.c    MATRIX_GATHER, MATRIX_SCATTER, and their part of UPDATE
+ *     replay.c      a microbatch that is computed again
  *     origin.c      which rank made the first non-finite value of a step
  *     probe.c       figures of activations and weights, on steps that are probed */
 #ifndef WEFT_ENGINE_EXECUTION_H
 #define WEFT_ENGINE_EXECUTION_H
 
 #include "engine/engine.h"
+#include "engine/tensor_hash.h"
 
 enum {
     POOL_PARAMETERS,
@@ -148,6 +150,7 @@ struct Engine {
     StepTiming timed;
     Progress progress;
     Targets targets;
+    TensorHash hash; /* of replays */
 };
 
 typedef struct Execution {
@@ -160,8 +163,9 @@ typedef struct Execution {
     StepResult *result;
     StepRecord record;
     bool training, poisoned;
-    bool scoring; /* an evaluation whose losses are wanted token by token (engine_score) */
-    double limit; /* largest absolute value that fixed point accepts in one element */
+    bool replaying; /* passes only: nothing is reduced or updated (engine_replay) */
+    bool scoring;   /* an evaluation whose losses are wanted token by token (engine_score) */
+    double limit;   /* largest absolute value that fixed point accepts in one element */
 } Execution;
 
 /* Memory of a buffer. */
@@ -260,6 +264,12 @@ void origin_gradients(Execution *x, int unit, Flat flat, int microbatch);
 /* After a step that is skipped: appends where its first non-finite value was made. Returns false if each rank
  * made finite values only. All ranks; the same on each. */
 bool origin_find(Execution *x, Text *out);
+
+/* Hash the losses, and the gradients that a pass has completed, of a microbatch that is compared. */
+void replay_losses(const Execution *x, int microbatch);
+void replay_gradients(const Execution *x, int unit, Flat flat, int microbatch);
+/* Compares the hashes of all ranks. */
+bool replay_differs(Execution *x);
 
 void update_norm(Execution *x);
 void update_unit(Execution *x, int unit);

@@ -115,6 +115,7 @@ void gradients_end(Execution *x, int unit, Flat flat, int microbatch) {
     if (x->engine->statistics.first && x->program->first_alone && microbatch == 0)
         statistics_add_first(x, unit, flat, x->engine->gradients.units[unit].flats[flat]);
     if (x->engine->gradients.units[unit].flats[flat]) origin_gradients(x, unit, flat, microbatch);
+    if (x->engine->gradients.units[unit].flats[flat]) replay_gradients(x, unit, flat, microbatch);
     if (!x->program->exact) return;
     Region r = region_of(x, unit, flat, step ? -1 : microbatch);
     if (r.all) fix(x, unit, flat, (int64_t *)(void *)r.all, !step || start_sums(x, unit, flat));

@@ -14,28 +14,11 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/clock.h"
 #include "engine/execution.h"
 
-enum { CHUNK_BYTES = 1 << 20 }; /* bytes that are fetched to the host at a time */
-
 /* ---- what this rank holds ---- */
-
-/* Fetches one buffer at a time to the host, which must not read tensor memory directly. */
-static uint64_t print(Replicas *r, const void *tensor, size_t left) {
-    Device *d = r->engine->device;
-    const char *from = tensor;
-    XXH3_64bits_reset(r->hash);
-    while (left > 0) {
-        size_t bytes = left < CHUNK_BYTES ? left : CHUNK_BYTES;
-        device_fetch(d, r->buffer, from, bytes);
-        XXH3_64bits_update(r->hash, r->buffer, bytes);
-        from += bytes, left -= bytes;
-    }
-    return XXH3_64bits_digest(r->hash);
-}
 
 static void print_all(Replicas *r) {
     const Engine *e = r->engine;
@@ -45,10 +28,10 @@ static void print_all(Replicas *r) {
         r->mine[i] = (ParamPrint){.held = segment.count > 0};
         if (segment.count == 0) continue;
         size_t count = (size_t)segment.count;
-        r->mine[i].hash[0] = print(r, engine_master(e, segment), count * sizeof(float));
+        r->mine[i].hash[0] = tensor_hash(&r->hash, engine_master(e, segment), count * sizeof(float), 0);
         for (int k = 0; k < param_states(g, i); k++)
             r->mine[i].hash[1 + k] =
-                print(r, engine_optimizer_state(e, i, k), count * param_state_width(g, i, k));
+                tensor_hash(&r->hash, engine_optimizer_state(e, i, k), count * param_state_width(g, i, k), 0);
     }
 }
 
@@ -202,16 +185,13 @@ void replicas_open(Replicas *r, Engine *e, Comm *comm) {
     *r = (Replicas){
         .engine = e, .comm = comm, .exist = partition_has_copies(&e->plan->partition), .agreed = -1};
     if (!r->exist) return;
-    r->buffer = mem_alloc(CHUNK_BYTES);
-    r->hash = XXH3_createState();
-    CHECK(r->hash != NULL);
+    tensor_hash_open(&r->hash, e->device);
     r->mine = mem_alloc_array((size_t)e->model.table.count, sizeof *r->mine);
 }
 
 void replicas_close(Replicas *r) {
-    free(r->buffer);
     free(r->mine);
-    XXH3_freeState(r->hash);
+    tensor_hash_close(&r->hash);
     *r = (Replicas){0};
 }
 

@@ -11,6 +11,7 @@
 #define WEFT_ENGINE_REPLICAS_H
 
 #include "engine/engine.h"
+#include "engine/tensor_hash.h"
 
 enum { PRINTED_ARRAYS = 1 + PARAM_STATES }; /* weights, then optimizer states and average */
 
@@ -24,8 +25,7 @@ typedef struct Replicas {
     Engine *engine;
     Comm *comm;
     bool exist; /* there are replicas; otherwise a check does nothing */
-    void *buffer;
-    struct XXH3_state_s *hash;
+    TensorHash hash;
     ParamPrint *mine; /* [parameters] */
     int64_t agreed;   /* step after which all replicas were equal, -1: never compared */
     double seconds;   /* duration of the last check on this rank */

@@ -66,6 +66,10 @@ void update_norm(Execution *x) {
     StepResult *r = x->result;
     const StepOptions *o = x->options;
     StepRecord *record = &x->record;
+    if (x->replaying || (o->replay && replay_differs(x))) {
+        r->skipped = true;
+        return;
+    }
     statistics_read(e, o->clip_norm, true, record);
     record->any = o->any, record->all = o->all;
     record->first_valid = first_valid(x);

@@ -65,11 +65,13 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
                 (long long)l->sequences, l->sequences == 1 ? "" : "s", (long long)c->train.context,
                 mesh_dp_degree(&l->mesh) > 1 ? " on each data-parallel rank" : "",
                 dtype_name(p->model.compute), per_token * (double)per_step / 1e12, per_token / 1e9);
-    if (l->smaller_count > 0)
+    int64_t sizes[STEP_SIZES];
+    int smaller = config_step_sizes(c, sizes) - 1;
+    if (smaller > 0)
         text_printf(out,
                     "        batch ramp-up: %s tokens at first, doubled %d time%s, all from step %lld on\n",
-                    text_count(c->train.rampup_start, tokens), l->smaller_count,
-                    l->smaller_count == 1 ? "" : "s", (long long)config_first_whole_step(c) + 1);
+                    text_count(c->train.rampup_start, tokens), smaller, smaller == 1 ? "" : "s",
+                    (long long)config_first_whole_step(c) + 1);
     if (d->name)
         text_printf(out, "device  %s (%s kernels), %d threads\n", d->processor, d->name, d->threads);
     else

@@ -28,10 +28,11 @@ typedef enum JournalEvent {
     JOURNAL_EVALUATION, /* by tasks */
     JOURNAL_NONFINITE,
     JOURNAL_SPIKE,
-    JOURNAL_DIVERGED, /* replicas differ */
-    JOURNAL_MEMORY,   /* GPU memory: users, or less free than before */
-    JOURNAL_TRACED,   /* metrics.trace: a step, planned and measured */
-    JOURNAL_COMMAND,  /* metrics.command: the program started, ended or lost records */
+    JOURNAL_DIVERGED,  /* replicas differ */
+    JOURNAL_CORRECTED, /* a replay found a wrong microbatch; the step was made again */
+    JOURNAL_MEMORY,    /* GPU memory: users, or less free than before */
+    JOURNAL_TRACED,    /* metrics.trace: a step, planned and measured */
+    JOURNAL_COMMAND,   /* metrics.command: the program started, ended or lost records */
     JOURNAL_STOPPED,
     JOURNAL_FAILED,
     JOURNAL_FINISHED,

@@ -269,22 +269,25 @@ static ErrorCode divide_smaller(const Layout *l, const Config *c, int64_t tokens
 }
 
 /* Builds the schedule of the same pipeline with fewer microbatches. */
-static ErrorCode lay_smaller(Layout *l, const Config *c, Schedule *out, int64_t tokens, Error *err) {
+static ErrorCode lay_smaller(Layout *l, const Config *c, Schedule *out, int64_t tokens, const char *key,
+                             Error *err) {
     Layout part = {.mesh = l->mesh, .sequences = l->sequences};
     TRY(divide_smaller(l, c, tokens, &part.microbatches, err));
     ErrorCode code = open_schedule(&part, c, mesh_size(&l->mesh, MESH_PIPELINE), err);
     if (code == OK) code = lay_transfers(&part, c, err);
     *out = part.schedule;
-    return code == OK ? OK
-                      : error_context(err, "train.rampup_start: a step of %lld tokens", (long long)tokens);
+    return code == OK ? OK : error_context(err, "%s: a step of %lld tokens", key, (long long)tokens);
 }
 
-static ErrorCode lay_warmup(Layout *l, const Config *c, Error *err) {
-    int64_t sizes[STEP_SIZES];
+/* A replay is a step of one microbatch; the ramp-up or the full step may have the same. */
+static ErrorCode lay_smaller_steps(Layout *l, const Config *c, Error *err) {
+    int64_t sizes[STEP_SIZES], one = l->sequences * c->train.context * mesh_dp_degree(&l->mesh);
     int count = config_step_sizes(c, sizes) - 1;
-    l->smaller = mem_alloc_array((size_t)count, sizeof *l->smaller);
-    for (; l->smaller_count < count; l->smaller_count++)
-        TRY(lay_smaller(l, c, &l->smaller[l->smaller_count], sizes[l->smaller_count], err));
+    l->smaller = mem_alloc_array((size_t)count + 1, sizeof *l->smaller);
+    if (c->check.replay_every > 0 && l->microbatches > 1 && sizes[0] != one)
+        TRY(lay_smaller(l, c, &l->smaller[l->smaller_count++], one, "check.replay_every", err));
+    for (int i = 0; i < count; i++)
+        TRY(lay_smaller(l, c, &l->smaller[l->smaller_count++], sizes[i], "train.rampup_start", err));
     return OK;
 }
 
@@ -303,7 +306,7 @@ ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
         return error_set(err, ERR_CONFIG, "a pipeline of %d stages: at most %d are possible",
                          l->schedule.stages, COMM_STAGES);
     TRY(lay_transfers(l, c, err));
-    TRY(lay_warmup(l, c, err));
+    TRY(lay_smaller_steps(l, c, err));
     return lay_stages(l, c, err);
 }
 

@@ -14,7 +14,7 @@ typedef struct Layout {
     int microbatches;  /* of a step, on each data-parallel rank */
     Stages stages;
     Schedule schedule; /* lowered: includes transfers */
-    int smaller_count; /* number of smaller step sizes during the batch-size ramp-up */
+    int smaller_count; /* number of smaller steps: of check.replay_every and of the batch-size ramp-up */
     Schedule *smaller; /* [smaller_count] their schedules, by ascending microbatches */
     StageCost *costs;  /* [stages] FLOPs per token, from layout_unit_costs */
 } Layout;

@@ -458,6 +458,7 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     t->receipts.first = t->state.samples;
     TRY(receipt_begin(t, set, err));
     replicas_open(&t->replicas, t->engine, t->comm);
+    replay_open(t);
     sources_open(&t->sources, &t->rank, t->data, &t->layout);
     t->reported_sources = t->state.step;
     activity_engine(t->activity, t->engine);

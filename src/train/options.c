@@ -194,6 +194,10 @@ const Option check_options[] = {
     INT("check.replicas_every", check.replicas_every, "100", 0, 1e12, NOTHING,
         "Steps between comparisons of what several ranks hold alike (dp_replicate, tied embeddings across "
         "stages), which also come before each checkpoint; 0 means never."),
+    /* Passes alone: a microbatch of N steps is computed once more. It needs a program of one microbatch. */
+    INT("check.replay_every", check.replay_every, "0", 0, 1e12, NOTHING,
+        "Steps between replays: one microbatch of each rank is computed again by another rank with the same "
+        "weights, and compared in bits; 0 means never (docs/use/replica-checks.md)."),
 
     /* The supervisor reads it before there is a run. The pause doubles, so that a disk or a machine that is
      * away for minutes does not use up all restarts at once. */

@@ -42,6 +42,14 @@ typedef struct ReceiptState {
     double seconds;       /* spent on lines */
 } ReceiptState;
 
+/* Microbatches that are computed again (replay_check.c). */
+typedef struct ReplayCheck {
+    StepReplay step;
+    int *owners;      /* [ranks] */
+    uint64_t *prints; /* [PRINTS, engine_prints] of this rank */
+    int64_t made;     /* replays so far, of all ranks */
+} ReplayCheck;
+
 /* Everything that a run opens: opened by run_begin, closed in trainer_run. The close functions accept what
  * was never opened, for which zero stands. */
 typedef struct Trainer {
@@ -69,6 +77,7 @@ typedef struct Trainer {
     Engine *engine;
     ReadAhead read_ahead;
     Replicas replicas;
+    ReplayCheck replays;
     double flops_per_token, peak_flops; /* peak: over all ranks; 0: not known */
 
     /* progress of the run, and how it is saved */
@@ -110,6 +119,16 @@ static inline bool due(int64_t every, int64_t step) { return every > 0 && step %
 static inline bool run_saves_now(const Trainer *t) {
     return t->stopping || t->state.step == t->c->train.steps || due(t->c->checkpoint.every, t->state.step);
 }
+
+/* ---- replay_check.c: all ranks ---- */
+
+void replay_open(Trainer *t);
+void replay_close(Trainer *t);
+/* Before a step: computes a microbatch again, and makes the step compare its own with it. */
+ErrorCode replay_begin(Trainer *t, StepOptions *options, Error *err);
+/* After a step that made no update, since a comparison failed: finds the rank that was wrong. OK: make the
+ * step again. ERR_REPLICAS: a rank is wrong each time, or none can be told. */
+ErrorCode replay_judge(Trainer *t, Error *err);
 
 /* ---- receipts.c: all ranks; without run.receipts they do nothing ---- */
 

@@ -153,16 +153,24 @@ static StepOptions options_of_step(Trainer *t) {
     return options;
 }
 
-/* Traffic is counted from here: saves and records between steps are left out. */
-static void step_on_data(Trainer *t, StepOptions *options, StepResult *r) {
+/* Traffic is counted from here: saves and records between steps are left out. A step in which a microbatch was
+ * computed wrong has changed nothing, and is made again. */
+static ErrorCode step_on_data(Trainer *t, StepOptions *options, StepResult *r, Error *err) {
     const ReadAheadStep *now = t->read_ahead.now, *next = t->read_ahead.next;
     options->sources = sources_rows(&t->sources, now, t->read_ahead.sequences);
     options->next = next ? next->batches : NULL;
     options->microbatches = (int)now->microbatches;
     options->next_microbatches = next ? (int)next->microbatches : 0;
     comm_reset_traffic(t->comm);
+    if (due(t->c->check.replay_every, t->state.step + 1)) TRY(replay_begin(t, options, err));
     engine_step(t->engine, now->batches, options, r);
+    while (options->replay && options->replay->differs) {
+        TRY(replay_judge(t, err));
+        options->poison = POISON_NONE;
+        engine_step(t->engine, now->batches, options, r);
+    }
     sources_add(&t->sources, now, t->read_ahead.sequences, t->engine);
+    return OK;
 }
 
 static ErrorCode count_step(Trainer *t, const StepResult *r, Error *err) {
@@ -199,7 +207,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     StepOptions options = options_of_step(t);
     inject_step_faults(t, &options);
     TRY(read_ahead_next(&t->read_ahead, &waited, err));
-    step_on_data(t, &options, &r);
+    TRY(step_on_data(t, &options, &r, err));
     t->stopping |= (r.any & RECORD_STOP) != 0;
     /* Advances the save under way by what the record brought. */
     TRY(saver_advance(&t->saver, r.any, r.all, err));
@@ -410,6 +418,7 @@ static void close_run(Trainer *t) {
     receipt_close(t);
     tracing_close(&t->tracing);
     replicas_close(&t->replicas);
+    replay_close(t);
     sources_close(&t->sources);
     engine_close(t->engine);
     rank_plan_free(&t->rank);
