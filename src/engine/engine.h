@@ -28,8 +28,9 @@ typedef struct UnitProbe {
     ProbeFigures output, gradient, weight, weight_gradient;
 } UnitProbe;
 
-/* Where an injected fault puts a NaN: nowhere, into what a pass made, or among gradients. */
-typedef enum StepPoison { POISON_NONE, POISON_ACTIVATION, POISON_GRADIENT } StepPoison;
+/* Where an injected fault puts a NaN, or flips a bit: nowhere, in what a pass made, among gradients, or among
+ * gradients once they are counted, on their way to other ranks. */
+typedef enum StepPoison { POISON_NONE, POISON_ACTIVATION, POISON_GRADIENT, POISON_MESSAGE } StepPoison;
 
 /* A microbatch that is computed twice: in the step, and before it by another rank (engine_replay). */
 typedef struct StepReplay {
@@ -46,6 +47,7 @@ typedef struct StepOptions {
     double clip, clip_norm; /* clip 0: no clipping; clip_norm: p, or INFINITY */
     uint64_t any, all;      /* flags of this rank, combined by or, and by and (record.h) */
     StepPoison poison;      /* inject a fault: something that this rank makes becomes NaN, ... */
+    bool poison_flips;      /* ... or has a bit flipped, ... */
     int poison_microbatch;  /* ... in this microbatch, ... */
     uint64_t poison_index;  /* ... at an element chosen by this number */
     const Batch *next; /* of the next step: their valid targets go with this step's record; NULL: unknown */

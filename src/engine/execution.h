@@ -261,6 +261,8 @@ void probe_end(Execution *x);
 typedef enum OriginStage { ORIGIN_SENT, ORIGIN_RETURNED /* by the experts of a DISPATCH */ } OriginStage;
 void origin_states(Execution *x, OriginStage stage, int64_t n, Dtype type, void *tensor);
 void origin_gradients(Execution *x, int unit, Flat flat, int microbatch);
+/* Only plants an injected fault, in gradients that are about to be sent. */
+void origin_message(Execution *x, size_t bytes, void *tensor);
 /* After a step that is skipped: appends where its first non-finite value was made. Returns false if each rank
  * made finite values only. All ranks; the same on each. */
 bool origin_find(Execution *x, Text *out);

@@ -199,6 +199,9 @@ static void reduce(Execution *x, Action a, Flat flat) {
     CommRequest *request = &e->traffic.reductions[a.unit][flat];
     execution_wait(e, request);
     if (!r.all) return;
+    bool whole = a.microbatch >= 0 || gradient_sums_are_unsharded(x->program);
+    size_t width = x->program->exact ? sizeof(int64_t) : sizeof(float);
+    origin_message(x, (size_t)(whole ? r.shard->total : r.shard->count) * width, r.all);
     if (flat_of_experts(flat) && e->plan->partition.experts > 1 && a.kind == ACT_REDUCE_SCATTER &&
         !x->program->exact)
         add_dispatched(x, r);

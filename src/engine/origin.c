@@ -40,22 +40,31 @@ static int64_t gradient_counter(const Engine *e, int microbatch, int param) {
            param;
 }
 
+/* A reduction of the whole step has microbatch -1. */
 static bool is_planted(const Execution *x, StepPoison place) {
     const StepOptions *o = x->options;
-    return o->poison == place && !x->poisoned &&
-           o->poison_microbatch == x->engine->progress.current->microbatch;
+    int microbatch = x->engine->progress.current->microbatch;
+    return o->poison == place && !x->poisoned && (microbatch < 0 || o->poison_microbatch == microbatch);
 }
 
-/* Plants the NaN of an injected fault in a tensor, as a broken kernel would have. */
+/* Plants the NaN or the flipped bit of an injected fault in a tensor, as a broken kernel would have. */
 static void plant(Execution *x, int64_t n, Dtype type, void *tensor) {
-    static const uint16_t narrow = 0x7fc0;
-    static const float wide = NAN;
-    int64_t at = (int64_t)(x->options->poison_index % (uint64_t)n);
-    if (type == DTYPE_F32)
-        OP(x->engine->device, upload, (float *)tensor + at, &wide, sizeof wide);
-    else
-        OP(x->engine->device, upload, (uint16_t *)tensor + at, &narrow, sizeof narrow);
+    static const uint32_t wide_nan = 0x7fc00000, narrow_nan = 0x7fc0;
+    uint64_t index = x->options->poison_index, bit = index / (uint64_t)n;
+    size_t bytes = dtype_bytes(type);
+    char *at = (char *)tensor + index % (uint64_t)n * bytes;
+    uint32_t value = type == DTYPE_F32 ? wide_nan : narrow_nan; /* little-endian */
+    if (x->options->poison_flips) {
+        device_fetch(x->engine->device, &value, at, bytes);
+        value ^= UINT32_C(1) << bit % (8 * bytes);
+    }
+    OP(x->engine->device, upload, at, &value, bytes);
     x->poisoned = true;
+}
+
+void origin_message(Execution *x, size_t bytes, void *tensor) {
+    if (bytes > 0 && is_planted(x, POISON_MESSAGE))
+        plant(x, (int64_t)(bytes / sizeof(float)), DTYPE_F32, tensor);
 }
 
 void origin_states(Execution *x, OriginStage stage, int64_t n, Dtype type, void *tensor) {

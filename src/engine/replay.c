@@ -5,8 +5,8 @@
  *     NORM              own of the owner == other of who replayed it? else no update is made
  *
  * The gradient of a microbatch is a function of weights and sample numbers, so ranks with the same weights
- * make the same bits. Hashes are taken before gradients are reduced. A microbatch is computed again before the
- * step, because the sums of the step are not in use then, and all of the step's memory is free. */
+ * make the same bits. Hashes are taken before gradients are reduced. A microbatch is computed again before
+ * the step, because the sums of the step are not in use then, and all of the step's memory is free. */
 #include <stdlib.h>
 #include <xxhash.h>
 

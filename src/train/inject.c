@@ -119,12 +119,24 @@ static ErrorCode read_phase(Clause *p, const char *text, size_t length, Error *e
     return refuse(p, err, why);
 }
 
+/* What a fault corrupts, as key `what` spells it. */
+static const char *const place_names[FAULT_PLACES] = {[FAULT_IN_GRADIENTS] = "gradients",
+                                                      [FAULT_IN_ACTIVATIONS] = "activations",
+                                                      [FAULT_IN_MESSAGES] = "messages",
+                                                      [FAULT_IN_WEIGHTS] = "weights",
+                                                      [FAULT_IN_MOMENTS] = "moments"};
+
+/* A NaN can be where the engine makes something; a bit flips anywhere. */
 static ErrorCode read_what(Clause *p, const char *text, size_t length, Error *err) {
-    bool gradient = same("gradient", text, length);
-    if (!gradient && !same("activation", text, length))
-        return refuse(p, err, "what=gradient or what=activation is possible");
-    p->values[KEY_WHAT] = gradient ? POISON_GRADIENT : POISON_ACTIVATION;
-    return OK;
+    int count = p->kind == FAULT_NAN ? FAULT_IN_MESSAGES : FAULT_PLACES;
+    for (int i = 0; i < count; i++) {
+        p->values[KEY_WHAT] = i;
+        if (same(place_names[i], text, length)) return OK;
+    }
+    return refuse(p, err,
+                  p->kind == FAULT_NAN ? "what=gradients or what=activations is possible"
+                                       : "what is one of gradients, activations, messages, weights, "
+                                         "moments");
 }
 
 /* At most sixteen digits, so nothing overflows. */
@@ -150,7 +162,7 @@ static bool belongs(const Clause *p, Key key) {
     case KEY_PHASE: return p->kind == FAULT_KILL || p->kind == FAULT_STOP || p->kind == FAULT_SLOW;
     case KEY_SEED: return random || p->kind == FAULT_BITFLIP || p->kind == FAULT_NAN;
     case KEY_MICROBATCH:
-    case KEY_WHAT: return p->kind == FAULT_NAN;
+    case KEY_WHAT: return p->kind == FAULT_NAN || p->kind == FAULT_BITFLIP;
     case KEY_MS: return random || p->kind == FAULT_SLOW;
     case KEY_COUNT:
     case KEY_KINDS: return random;
@@ -179,14 +191,13 @@ static ErrorCode read_pair(Clause *p, const char *text, size_t length, Error *er
     return read_number(p, (Key)key, equals + 1, rest, err);
 }
 
-/* Defaults: a second, one fault, a gradient, rank 0, attempt 0, microbatch 0. */
+/* Defaults: a second, one fault, gradients (of a bit: weights), rank 0, attempt 0, microbatch 0. */
 static ErrorCode read_clause(Clause *p, const char *text, size_t length, Error *err) {
-    *p = (Clause){.text = text,
-                  .length = length,
-                  .values = {[KEY_MS] = 1000, [KEY_COUNT] = 1, [KEY_WHAT] = POISON_GRADIENT}};
+    *p = (Clause){.text = text, .length = length, .values = {[KEY_MS] = 1000, [KEY_COUNT] = 1}};
     const char *colon = memchr(text, ':', length), *end = text + length;
     size_t name = colon ? (size_t)(colon - text) : length;
     p->kind = same("random", text, name) ? FAULT_KINDS : find_kind(text, name);
+    if (p->kind == FAULT_BITFLIP) p->values[KEY_WHAT] = FAULT_IN_WEIGHTS;
     if (p->kind < 0)
         return refuse(p, err, "faults are kill, stop, nan, bitflip, slow, random, as in kill:rank=1,step=7");
     for (const char *at = colon ? colon + 1 : end; at < end;) {
@@ -215,7 +226,7 @@ static ErrorCode add_fault(Inject *in, const Clause *p, int ranks, int64_t steps
                                       .phase = in_phase ? (Phase)v[KEY_PHASE] : PHASE_STEPS,
                                       .step = v[KEY_STEP],
                                       .ms = v[KEY_MS],
-                                      .poison = (StepPoison)v[KEY_WHAT],
+                                      .place = (FaultPlace)v[KEY_WHAT],
                                       .microbatch = (int)v[KEY_MICROBATCH],
                                       .seed = (uint64_t)v[KEY_SEED]};
     return OK;
@@ -258,6 +269,8 @@ static void draw_faults(Fault *faults, const Clause *p, int64_t count, int ranks
                     .ms = p->values[KEY_MS],
                     .seed = rng_u64(key, draw + 2)};
     }
+    for (int64_t i = 0; i < count; i++)
+        faults[i].place = faults[i].kind == FAULT_BITFLIP ? FAULT_IN_WEIGHTS : FAULT_IN_GRADIENTS;
     qsort(faults, (size_t)count, sizeof *faults, by_step);
     int attempt = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -340,53 +353,83 @@ uint64_t inject_index(const Fault *f, uint64_t bits) {
 
 /* ---- what faults do ---- */
 
-enum { FLOAT_BITS = 32 };
+/* What a parameter's segment has of a place in bytes that outlives a step: its master weights, or the
+ * optimizer's first state of it. */
+static char *memory_of(const Engine *e, FaultPlace place, int param, ParamSegment segment, size_t *bytes) {
+    const ParamGroups *groups = &engine_plan(e)->groups;
+    bool weights = place == FAULT_IN_WEIGHTS;
+    size_t width = weights                            ? sizeof(float)
+                   : param_states(groups, param) == 0 ? 0
+                                                      : param_state_width(groups, param, 0);
+    *bytes = (size_t)segment.count * width;
+    if (*bytes == 0) return NULL;
+    return weights ? (char *)engine_master(e, segment) : engine_optimizer_state(e, param, 0);
+}
 
-/* Bits of the master weights that this rank owns; gradients and moments depend on them. */
-static uint64_t weight_bits(const Engine *e) {
-    uint64_t elements = 0;
-    for (int i = 0; i < engine_model(e)->table.count; i++)
-        elements +=
-            (uint64_t)partition_segment(&engine_plan(e)->partition, &engine_model(e)->table.params[i]).count;
-    return elements * FLOAT_BITS;
+/* Bits of it that this rank owns. */
+static uint64_t bits_of(const Engine *e, FaultPlace place) {
+    uint64_t all = 0;
+    for (int i = 0; i < engine_model(e)->table.count; i++) {
+        size_t bytes;
+        ParamSegment segment =
+            partition_segment(&engine_plan(e)->partition, &engine_model(e)->table.params[i]);
+        memory_of(e, place, i, segment, &bytes);
+        all += 8 * bytes;
+    }
+    return all;
 }
 
 /* Goes through the device, as every access to tensor memory does. The compute copy is refreshed; otherwise
  * passes would not see the flip. */
-static void flip_bit(Engine *e, float *weight, unsigned bit) {
-    uint32_t bits;
-    device_fetch(engine_device(e), &bits, weight, sizeof bits);
-    bits ^= UINT32_C(1) << bit;
-    OP(engine_device(e), upload, weight, &bits, sizeof bits);
+static void flip_bit(Engine *e, char *byte, unsigned bit) {
+    unsigned char bits;
+    device_fetch(engine_device(e), &bits, byte, sizeof bits);
+    bits = (unsigned char)(bits ^ 1U << bit);
+    OP(engine_device(e), upload, byte, &bits, sizeof bits);
     engine_refresh(e);
 }
 
-/* index % bits gives the element (quotient by 32) and the bit (remainder). Searches the table for the
- * parameter with that element. */
-void inject_bitflip(Engine *e, uint64_t index, char *where, size_t size) {
-    uint64_t element = index % weight_bits(e) / FLOAT_BITS;
-    unsigned bit = (unsigned)(index % FLOAT_BITS);
+/* Searches the table for the parameter with that bit. */
+void inject_bitflip(Engine *e, FaultPlace place, uint64_t index, char *where, size_t size) {
+    uint64_t all = bits_of(e, place), left = all > 0 ? index % all : 0;
     for (int i = 0; i < engine_model(e)->table.count; i++) {
         const Param *p = &engine_model(e)->table.params[i];
         ParamSegment segment = partition_segment(&engine_plan(e)->partition, p);
-        if (element < (uint64_t)segment.count) {
-            flip_bit(e, engine_master(e, segment) + element, bit);
-            snprintf(where, size, "bit %u of element %lld of %s", bit,
-                     (long long)segment_run(&segment, (int64_t)element).element, p->name);
+        size_t bytes;
+        char *memory = memory_of(e, place, i, segment, &bytes);
+        if (left < 8 * bytes) {
+            uint64_t width = 8 * bytes / (uint64_t)segment.count;
+            flip_bit(e, memory + left / 8, (unsigned)(left % 8));
+            snprintf(where, size, "bit %d of element %lld of %s%s", (int)(left % width),
+                     (long long)segment_run(&segment, (int64_t)(left / width)).element,
+                     place == FAULT_IN_MOMENTS ? "the moments of " : "", p->name);
             return;
         }
-        element -= (uint64_t)segment.count;
+        left -= 8 * bytes;
     }
+    snprintf(where, size, "nothing: this rank has none");
+}
+
+/* The engine corrupts what it makes inside the step, where a broken kernel would. */
+static void poison(const Fault *f, StepOptions *options) {
+    static const StepPoison places[] = {[FAULT_IN_GRADIENTS] = POISON_GRADIENT,
+                                        [FAULT_IN_ACTIVATIONS] = POISON_ACTIVATION,
+                                        [FAULT_IN_MESSAGES] = POISON_MESSAGE};
+    options->poison = places[f->place], options->poison_microbatch = f->microbatch;
+    options->poison_flips = f->kind == FAULT_BITFLIP;
+    options->poison_index = inject_index(f, UINT64_MAX);
 }
 
 /* Logs first: a rank that kills itself prints nothing afterwards. */
 static void inject_one(const Fault *f, Engine *e, StepOptions *options) {
     char where[160] = "";
-    if (f->kind == FAULT_BITFLIP) inject_bitflip(e, inject_index(f, weight_bits(e)), where, sizeof where);
-    /* The engine corrupts it inside the step, where a broken kernel would. */
-    if (f->kind == FAULT_NAN)
-        options->poison = f->poison, options->poison_microbatch = f->microbatch,
-        options->poison_index = inject_index(f, UINT64_MAX);
+    bool corrupts = f->kind == FAULT_BITFLIP || f->kind == FAULT_NAN,
+         now = f->place == FAULT_IN_WEIGHTS || f->place == FAULT_IN_MOMENTS;
+    if (corrupts && now) inject_bitflip(e, f->place, inject_index(f, UINT64_MAX), where, sizeof where);
+    if (corrupts && !now) {
+        poison(f, options);
+        snprintf(where, sizeof where, "in %s of microbatch %d", place_names[f->place], f->microbatch);
+    }
     log_warn("injected on rank %d, before step %lld: %s%s%s", f->rank, (long long)f->step,
              fault_name(f->kind), where[0] ? ", " : "", where);
     inject_process_fault(f);

@@ -2,9 +2,10 @@
  *
  *     kill:rank=1,step=7          the rank kills itself (SIGKILL)
  *     stop:rank=2,step=5          it stops (SIGSTOP) and no longer answers
- *     nan:rank=0,step=3           a NaN among its gradients; what=activation: in an output of its passes; of
+ *     nan:rank=0,step=3           a NaN among its gradients; what=activations: in an output of its passes; of
  *                                 microbatch 0, or microbatch=M
- *     bitflip:rank=1,step=4       one bit of its master weights flips; seed=S selects which
+ *     bitflip:rank=1,step=4       one bit of its master weights flips, or what=moments, gradients,
+ *                                 activations, messages (gradients on their way); seed=S selects which
  *     slow:rank=1,step=2,ms=500   it sleeps
  *     stop:rank=1,phase=saving    kills, stops and sleeps can also happen on entering a phase (phase.h): the
  *                                 first time, or with step=N the time after step N
@@ -38,14 +39,24 @@ typedef enum FaultKind {
 } FaultKind;
 const char *fault_name(FaultKind kind); /* "bitflip" */
 
+/* What a fault corrupts. The last two outlive a step. */
+typedef enum FaultPlace {
+    FAULT_IN_GRADIENTS,
+    FAULT_IN_ACTIVATIONS,
+    FAULT_IN_MESSAGES,
+    FAULT_IN_WEIGHTS,
+    FAULT_IN_MOMENTS,
+    FAULT_PLACES
+} FaultPlace;
+
 typedef struct Fault {
     FaultKind kind;
     int rank, attempt;
     Phase phase;  /* PHASE_STEPS: before a step */
     int64_t step; /* 1-based; in another phase, 0: when it is first entered */
     int64_t ms;   /* duration of slow */
-    StepPoison poison;
-    int microbatch; /* of a NaN */
+    FaultPlace place;
+    int microbatch; /* in which something becomes wrong */
     uint64_t seed;
 } Fault;
 
@@ -84,8 +95,8 @@ void inject_faults(const Inject *in, Engine *e, int64_t step, int attempt, StepO
 /* Injects all faults of a rank on entering a phase, with a line of the log for each. */
 void inject_phase_faults(const Inject *in, const FaultPoint *point);
 
-/* Flips bit number `index` (modulo their number) of the master weights that this rank owns, and writes its
- * location to `where`. */
-void inject_bitflip(Engine *e, uint64_t index, char *where, size_t size);
+/* Flips bit number `index` (modulo their number) of the master weights, or of the moments, that this rank
+ * owns, and writes its location to `where`. */
+void inject_bitflip(Engine *e, FaultPlace place, uint64_t index, char *where, size_t size);
 
 #endif

@@ -119,6 +119,13 @@ ErrorCode replay_begin(Trainer *t, StepOptions *options, Error *err) {
     return OK;
 }
 
+void replay_report(const Trainer *t) {
+    const ReplayCheck *r = &t->replays;
+    if (r->made > 0 && t->is_rank0)
+        log_info("%lld microbatches were computed again (check.replay_every); %lld steps were made again",
+                 (long long)r->made, (long long)r->differed);
+}
+
 /* ---- the verdict ---- */
 
 typedef struct Verdict {
@@ -155,8 +162,8 @@ static int third_of(const Evidence *v, int owner) {
     return owner;
 }
 
-/* The first time and each time again, of the owner (a) and of the rank that computed it again (b). Returns the
- * rank that was wrong, -1: nobody can tell. *once: it was right the second time. */
+/* The first time and again, of the owner (a) and of the rank that computed it too (b). Returns the rank that
+ * was wrong, -1: nobody can tell. *once: it was right the second time. */
 static int judge_pair(const Evidence *v, int owner, int other, bool *once) {
     const uint64_t *a = print_of(v, owner, PRINT_OWN), *a2 = print_of(v, owner, PRINT_OWN_AGAIN),
                    *b = print_of(v, other, PRINT_OTHER), *b2 = print_of(v, other, PRINT_OTHER_AGAIN);
@@ -233,6 +240,7 @@ ErrorCode replay_judge(Trainer *t, Error *err) {
         err->reported = !t->is_rank0;
         return ERR_REPLICAS;
     }
+    t->replays.differed++;
     if (t->is_rank0) log_warn("%s; the step is made again", verdict.message);
     memcpy(prints_of(t, PRINT_OTHER), prints_of(t, PRINT_OTHER_AGAIN),
            engine_prints(t->engine) * sizeof(uint64_t));

@@ -47,7 +47,9 @@ typedef struct ReplayCheck {
     StepReplay step;
     int *owners;      /* [ranks] */
     uint64_t *prints; /* [PRINTS, engine_prints] of this rank */
-    int64_t made;     /* replays so far, of all ranks */
+    /* By all ranks of this process's part of the run: microbatches computed again; steps made again since
+     * one of them differed. */
+    int64_t made, differed;
 } ReplayCheck;
 
 /* Everything that a run opens: opened by run_begin, closed in trainer_run. The close functions accept what
@@ -126,6 +128,7 @@ void replay_open(Trainer *t);
 void replay_close(Trainer *t);
 /* Before a step: computes a microbatch again, and makes the step compare its own with it. */
 ErrorCode replay_begin(Trainer *t, StepOptions *options, Error *err);
+void replay_report(const Trainer *t); /* at the end */
 /* After a step that made no update, since a comparison failed: finds the rank that was wrong. OK: make the
  * step again. ERR_REPLICAS: a rank is wrong each time, or none can be told. */
 ErrorCode replay_judge(Trainer *t, Error *err);

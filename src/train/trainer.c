@@ -153,8 +153,8 @@ static StepOptions options_of_step(Trainer *t) {
     return options;
 }
 
-/* Traffic is counted from here: saves and records between steps are left out. A step in which a microbatch was
- * computed wrong has changed nothing, and is made again. */
+/* Traffic is counted from here: saves and records between steps are left out. A step in which a microbatch
+ * was computed wrong has changed nothing, and is made again. */
 static ErrorCode step_on_data(Trainer *t, StepOptions *options, StepResult *r, Error *err) {
     const ReadAheadStep *now = t->read_ahead.now, *next = t->read_ahead.next;
     options->sources = sources_rows(&t->sources, now, t->read_ahead.sequences);
@@ -366,6 +366,7 @@ static ErrorCode finish(Trainer *t, Error *err) {
     TRY(record_lost_memory(t, err));
     TRY(check_directory(t, err));
     receipt_report(t);
+    replay_report(t);
     TRY(record_trace(t, err)); /* the run may end before the last step to be traced */
     if (t->is_rank0) {
         console_clear();

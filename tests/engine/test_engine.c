@@ -479,7 +479,7 @@ static void test_a_bit_turned_on_purpose(void **state) {
     uint32_t *before = fetch(&r, weights_of(&r), flat_bytes(&r));
     const uint64_t indices[] = {0, 31, bits / 2 + 7, bits - 1};
     for (size_t i = 0; i < sizeof indices / sizeof *indices; i++) {
-        inject_bitflip(r.engine, indices[i], where, sizeof where);
+        inject_bitflip(r.engine, FAULT_IN_WEIGHTS, indices[i], where, sizeof where);
         uint32_t *after = fetch(&r, weights_of(&r), flat_bytes(&r));
         size_t changed = 0, at = 0;
         for (size_t k = 0; k < flat_bytes(&r) / 4; k++)
@@ -492,7 +492,7 @@ static void test_a_bit_turned_on_purpose(void **state) {
         snprintf(expected, sizeof expected, "bit %d of element %lld of %s", (int)(indices[i] % 32),
                  (long long)(at - partition_segment(&r.plan.partition, p).at), p->name);
         assert_string_equal(where, expected);
-        inject_bitflip(r.engine, indices[i], where, sizeof where);
+        inject_bitflip(r.engine, FAULT_IN_WEIGHTS, indices[i], where, sizeof where);
         free(after);
     }
     uint32_t *after = fetch(&r, weights_of(&r), flat_bytes(&r));

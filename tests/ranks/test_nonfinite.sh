@@ -28,7 +28,7 @@ plant() {
     for what in gradient activation; do
         for ((rank = 0; rank < ranks; rank++)); do
             step=$((step + 1))
-            faults+="nan:rank=$rank,step=$step,what=$what,microbatch=$((step % 2)),seed=$step "
+            faults+="nan:rank=$rank,step=$step,what=${what}s,microbatch=$((step % 2)),seed=$step "
         done
     done
     timeout -k 5 1500 "$weft" train run.yaml "run.dir=$name" -n "$ranks" "train.steps=$step" lr_schedule.warmup_steps=1 "$@" \
