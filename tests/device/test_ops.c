@@ -683,6 +683,36 @@ static void check_mamba_state(Device *d, MambaShape s, Dtype c) {
     assert_bits("mamba in pieces", d, y, whole, n, c);
 }
 
+/* A row of a state adds in its own order, whatever rows are processed beside it. */
+static void check_mamba_rows(Device *d, Dtype c) {
+    MambaShape s = mamba_shape(140, 1, 1, 7, 20), one = s;
+    int64_t rows = s.head_dim, states = mamba_states(s);
+    MambaTensors from = mamba_random(s, c), to = mamba_random(s, c), to1 = mamba_random(s, c);
+    MambaInputs in = mamba_inputs(s, from, 0, c);
+    MambaGradients out = mamba_gradients(s, to, 0, c), out1 = mamba_gradients(s, to1, 0, c);
+    void *y = tensor(s.tokens * rows, c), *y1 = tensor(s.tokens, c),
+         *dy = random_tensor(s.tokens * rows, c, -1, 1), *dy1 = tensor(s.tokens, c), *dx = out.x,
+         *dx1 = out1.x;
+    float *starts = tensor(states, DTYPE_F32), *starts1 = tensor(states, DTYPE_F32),
+          *carry = tensor(states, DTYPE_F32), *scratch = tensor(MAMBA_CHUNK * 2 * s.state, DTYPE_F32);
+    int32_t *first = documents(s.tokens, 2);
+    one.head_dim = 1;
+    RUN(d, mamba_forward, s, in, first, NULL, starts, y, c);
+    RUN(d, mamba_backward, s, in, first, starts, dy, carry, scratch, out, c);
+    for (int64_t p = 0; p < rows; p++) {
+        MambaInputs in1 = in;
+        in1.x = tensor_at(in.x, p, c), out1.x = tensor_to(dx1, p, c);
+        for (int64_t t = 0; t < s.tokens; t++) tensor_set(dy1, t, c, tensor_get(dy, t * rows + p, c));
+        RUN(d, mamba_forward, one, in1, first, NULL, starts1, y1, c);
+        RUN(d, mamba_backward, one, in1, first, starts1, dy1, carry, scratch, out1, c);
+        for (int64_t t = 0; t < s.tokens; t++) {
+            assert_bits("mamba, a row", d, tensor_at(y1, t, c), tensor_at(y, t * rows + p, c), 1, c);
+            assert_bits("mamba, a row of dx", d, tensor_at(dx1, t * s.row + p, c),
+                        tensor_at(dx, t * s.row + p, c), 1, c);
+        }
+    }
+}
+
 static void check_mamba(Device *d, Dtype c) {
     static const int64_t shapes[][4] = {{1, 1, 1, 1}, {2, 1, 5, 3}, {4, 2, 3, 16}, {3, 3, 4, 40}};
     DeviceNeeds needs = small_needs(c, 1, 1);
@@ -699,6 +729,8 @@ static void check_mamba(Device *d, Dtype c) {
     check_mamba_shape(d, mamba_shape(20, 2, 1, 70, 100), 1, c);
     drop_all();
     if (c == DTYPE_F32) check_mamba_shape(d, mamba_shape(2, 3, 1, 8200, 1), 0, c); /* heads one by one */
+    drop_all();
+    check_mamba_rows(d, c);
     drop_all();
 }
 static void test_mamba(void **state) { (void)state, on_all(check_mamba); }

@@ -189,7 +189,7 @@ static inline float *mamba_start(const MambaRun *r, int64_t first) {
     return r->starts + first / MAMBA_CHUNK * mamba_state_at(&r->s, r->s.heads, 0);
 }
 /* A head's partial sums of dB at the chunk's i-th token, followed by those of dC. Those of a head are
- * contiguous, because they are traversed once per row of its state. */
+ * contiguous, because one thread writes them. */
 static inline float *mamba_scratch(const MambaRun *r, int64_t i, int64_t head) {
     return r->scratch + (head * min_i64(MAMBA_CHUNK, r->s.tokens) + i) * 2 * r->s.state;
 }

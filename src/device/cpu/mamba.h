@@ -1,7 +1,7 @@
-/* Mamba-2 (ops/recurrence.h), one row of a head's state at a time: the N numbers of a row lie in lanes,
+/* Mamba-2 (ops/recurrence.h), a few rows of a head's state at a time: the N numbers of a row lie in lanes,
  * and tokens follow one after another. Each row is an independent chain from token to token, held in
- * registers and the L1 cache. On a CPU this costs as many operations as products of chunks would, and a
- * sequence that is processed in pieces gets the same bits as in one call.
+ * registers. On a CPU this costs as many operations as products of chunks would, and a sequence that is
+ * processed in pieces gets the same bits as in one call.
  *
  * At the first token of a document the state's factor `keep` is 0; nothing else here depends on where
  * documents begin. Part of kernels_all.h. */
@@ -40,60 +40,128 @@ INLINE void mamba_steps(const MambaRun *r, int64_t head, int64_t first, int64_t 
         if (scan_begins(r->first_key, first + t)) out->keep[t] = 0;
 }
 
-/* The chunk's token t, as a row of the state sees it. */
-typedef struct MambaToken {
-    float keep, step, x, dy; /* dy: of backward */
-    const void *B, *C;
-} MambaToken;
+/* ---- blocks ---- */
 
-INLINE MambaToken mamba_token(const MambaRun *r, const MambaSteps *m, int64_t p, int64_t t, Dtype c) {
-    int64_t group = mamba_group_at(&r->s, m->first + t, m->head);
-    float x = tensor_get(r->in.x, mamba_x_at(&r->s, m->first + t, m->head, p), c);
-    return (MambaToken){
-        m->keep[t], m->step[t], x, 0, tensor_at(r->in.B, group, c), tensor_at(r->in.C, group, c)};
+/* A block: MAMBA_ROWS rows of the state, MAMBA_WIDE vectors of each, a slice. It stays in registers from token
+ * to token, and a token's B and C are read once for all its rows. Rows and elements beyond the state's are
+ * zeros. Each row adds in the order that it would have by itself. */
+enum {
+    MAMBA_ROWS = 4,
+    MAMBA_WIDE = 2,
+    MAMBA_SLICE = MAMBA_WIDE * VLEN,
+    MAMBA_SLICES = MAMBA_STATE / MAMBA_SLICE
+};
+typedef Vec MambaBlock[MAMBA_ROWS][MAMBA_WIDE];
+
+/* N fp32 numbers for each token of a chunk (B, C, their gradients), slice by slice. */
+typedef Vec MambaSlice[MAMBA_CHUNK][MAMBA_WIDE];
+typedef MambaSlice MambaSides[MAMBA_SLICES];
+
+INLINE Vec mamba_get(const void *from, int64_t i, int64_t n, Dtype c) {
+    return i < n ? get(from, i, n - i, c) : (Vec){0};
+}
+INLINE void mamba_put(float *to, int64_t i, int64_t n, Vec v) {
+    if (i < n) put(to, i, n - i, DTYPE_F32, v);
+}
+
+INLINE int64_t mamba_slices(const MambaRun *r) { return (r->s.state + MAMBA_SLICE - 1) / MAMBA_SLICE; }
+
+INLINE void mamba_sides(const MambaRun *r, const MambaSteps *m, const void *tensor, MambaSides to, Dtype c) {
+    for (int64_t t = 0; t < m->count; t++) {
+        const void *from = tensor_at(tensor, mamba_group_at(&r->s, m->first + t, m->head), c);
+        for (int64_t i = 0; i < mamba_slices(r) * MAMBA_WIDE; i++)
+            to[i / MAMBA_WIDE][t][i % MAMBA_WIDE] = mamba_get(from, i * VLEN, r->s.state, c);
+    }
+}
+
+/* state: the block's first row. */
+INLINE void mamba_load(const MambaRun *r, const float *state, int64_t rows, int64_t slice, MambaBlock out) {
+    UNROLL for (int64_t row = 0; row < MAMBA_ROWS; row++) UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) {
+        int64_t i = slice * MAMBA_SLICE + v * VLEN;
+        out[row][v] = row < rows ? mamba_get(state + row * r->s.state, i, r->s.state, DTYPE_F32) : (Vec){0};
+    }
+}
+INLINE void mamba_store(const MambaRun *r, float *state, int64_t rows, int64_t slice, MambaBlock block) {
+    UNROLL for (int64_t row = 0; row < MAMBA_ROWS; row++) UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) {
+        int64_t i = slice * MAMBA_SLICE + v * VLEN;
+        if (row < rows) mamba_put(state + row * r->s.state, i, r->s.state, block[row][v]);
+    }
+}
+
+/* What a block's rows p .. p+rows-1 read of the chunk's tokens. */
+typedef struct MambaRows {
+    int64_t p, rows;
+    float x[MAMBA_CHUNK][MAMBA_ROWS], input[MAMBA_CHUNK][MAMBA_ROWS]; /* x_t, step_t x_t */
+    float dy[MAMBA_CHUNK][MAMBA_ROWS];                                /* of backward */
+} MambaRows;
+
+INLINE void mamba_rows(const MambaRun *r, const MambaSteps *m, int64_t p, MambaRows *k, Dtype c) {
+    const MambaShape *s = &r->s;
+    k->p = p, k->rows = min_i64(MAMBA_ROWS, s->head_dim - p);
+    for (int64_t t = 0; t < m->count; t++)
+        for (int64_t row = 0; row < MAMBA_ROWS; row++) {
+            bool here = row < k->rows;
+            float x = here ? tensor_get(r->in.x, mamba_x_at(s, m->first + t, m->head, p + row), c) : 0;
+            k->x[t][row] = x, k->input[t][row] = m->step[t] * x;
+            if (!r->dy) continue;
+            k->dy[t][row] = here ? tensor_get(r->dy, mamba_y_at(s, m->first + t, m->head, p + row), c) : 0;
+        }
+}
+
+/* S_t from S_{t-1}, for a vector. */
+INLINE Vec mamba_next(Vec before, float keep, float input, Vec B) {
+    return vec_multiply_add(keep * before, vec_set(input), B);
 }
 
 /* ---- forward ---- */
-
-typedef float MambaRow[MAMBA_STATE];
-
-/* S_t from S_{t-1}; S_t may overwrite S_{t-1}. */
-INLINE Vec mamba_next(const float *before, MambaToken k, int64_t i, int64_t left, Dtype c) {
-    return vec_multiply_add(k.keep * vec_load(before + i), vec_set(k.step * k.x), get(k.B, i, left, c));
-}
-
-/* Advances a state of n elements by one token; returns S_t C_t. */
-INLINE float mamba_advance(float *now, MambaToken k, int64_t n, Dtype c) {
-    Vec sum = {0};
-    EACH_VECTOR(i, left, n) {
-        Vec next = mamba_next(now, k, i, left, c);
-        vec_store(now + i, next);
-        sum = vec_multiply_add(sum, next, get(k.C, i, left, c));
-    }
-    return vec_sum(sum);
-}
 
 /* Where the state after a chunk is stored; NULL: it is not needed. */
 INLINE float *mamba_end(const MambaRun *r, int64_t end) {
     return end < r->s.tokens ? mamba_start(r, end) : r->state;
 }
 
+/* Advances a slice through the chunk; adds each row's S_t C_t to sums, lane by lane. */
+INLINE void mamba_advance(const MambaSteps *m, const MambaRows *k, MambaSlice B, MambaSlice C, MambaBlock now,
+                          Vec (*sums)[MAMBA_ROWS]) {
+    for (int64_t t = 0; t < m->count; t++) UNROLL for (int64_t row = 0; row < MAMBA_ROWS; row++) {
+            Vec sum = sums[t][row];
+            UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) {
+                now[row][v] = mamba_next(now[row][v], m->keep[t], k->input[t][row], B[t][v]);
+                sum = vec_multiply_add(sum, now[row][v], C[t][v]);
+            }
+            sums[t][row] = sum;
+        }
+}
+
+INLINE void mamba_rows_forward(const MambaRun *r, const MambaSteps *m, const MambaRows *k, MambaSides B,
+                               MambaSides C, Dtype c) {
+    Vec sums[MAMBA_CHUNK][MAMBA_ROWS];
+    int64_t at = mamba_state_at(&r->s, m->head, k->p);
+    float *to = mamba_end(r, m->first + m->count);
+    memset(sums, 0, (size_t)m->count * sizeof *sums);
+    for (int64_t slice = 0; slice < mamba_slices(r); slice++) {
+        MambaBlock now;
+        mamba_load(r, mamba_start(r, m->first) + at, k->rows, slice, now);
+        mamba_advance(m, k, B[slice], C[slice], now, sums);
+        if (to) mamba_store(r, to + at, k->rows, slice, now);
+    }
+    for (int64_t t = 0; t < m->count; t++)
+        for (int64_t row = 0; row < k->rows; row++) {
+            float y = vec_sum(sums[t][row]) + r->in.D[m->head] * k->x[t][row];
+            tensor_set(r->y, mamba_y_at(&r->s, m->first + t, m->head, k->p + row), c, y);
+        }
+}
+
 INLINE void mamba_forward_typed(const MambaRun *r, int64_t head, int64_t first, int64_t count, Dtype c) {
-    const MambaShape *s = &r->s;
-    const float *from = mamba_start(r, first);
-    float *to = mamba_end(r, first + count);
-    size_t bytes = (size_t)s->state * sizeof(float);
+    MambaSides B, C;
     MambaSteps m;
     mamba_steps(r, head, first, count, &m, c);
-    for (int64_t p = 0; p < s->head_dim; p++) {
-        MambaRow now = {0};
-        memcpy(now, from + mamba_state_at(s, head, p), bytes);
-        for (int64_t t = 0; t < count; t++) {
-            MambaToken k = mamba_token(r, &m, p, t, c);
-            float y = mamba_advance(now, k, s->state, c);
-            tensor_set(r->y, mamba_y_at(s, first + t, head, p), c, y + r->in.D[head] * k.x);
-        }
-        if (to) memcpy(to + mamba_state_at(s, head, p), now, bytes);
+    mamba_sides(r, &m, r->in.B, B, c);
+    mamba_sides(r, &m, r->in.C, C, c);
+    for (int64_t p = 0; p < r->s.head_dim; p += MAMBA_ROWS) {
+        MambaRows k;
+        mamba_rows(r, &m, p, &k, c);
+        mamba_rows_forward(r, &m, &k, B, C, c);
     }
 }
 static void mamba_forward(const MambaRun *r, int64_t head, int64_t first, int64_t count) {
@@ -108,60 +176,100 @@ typedef struct MambaSums {
     double skip;
 } MambaSums;
 
+/* Of each row, lane by lane: G_t B_t, and G_t with S_{t-1}. */
 typedef struct MambaDots {
-    float along, kept; /* G_t B_t, and G_t with S_{t-1} */
+    Vec along[MAMBA_ROWS], kept[MAMBA_ROWS];
 } MambaDots;
 
-/* A token's backward step: computes G_t from `later`, the gradient that the next token passed on, and
- * replaces that by the one for the previous token. states: S_{t-1}, S_t. sums: dB, then dC, are added to. */
-INLINE MambaDots mamba_token_backward(const MambaRow states[2], MambaToken k, float *later, float *sums,
-                                      int64_t n, Dtype c) {
-    Vec along = {0}, kept = {0}, x = vec_set(k.step * k.x);
-    float *dB = sums, *dC = sums + n;
-    EACH_VECTOR(i, left, n) {
-        Vec g = vec_multiply_add(vec_load(later + i), vec_set(k.dy), get(k.C, i, left, c));
-        put(dB, i, left, DTYPE_F32, vec_multiply_add(get(dB, i, left, DTYPE_F32), x, g));
-        put(dC, i, left, DTYPE_F32,
-            vec_multiply_add(get(dC, i, left, DTYPE_F32), vec_set(k.dy), vec_load(states[1] + i)));
-        along = vec_multiply_add(along, g, get(k.B, i, left, c));
-        kept = vec_multiply_add(kept, g, vec_load(states[0] + i));
-        vec_store(later + i, k.keep * g);
-    }
-    return (MambaDots){vec_sum(along), vec_sum(kept)};
-}
+/* A head's B and C, and what its rows add to their gradients. */
+typedef struct MambaHead {
+    MambaSides B, C, dB, dC;
+} MambaHead;
 
-/* Recomputes the row's states: states[t] is the one before the chunk's token t. */
-INLINE void mamba_states(const MambaRun *r, const MambaSteps *m, int64_t p, MambaRow *states, Dtype c) {
-    const MambaShape *s = &r->s;
-    memset(states[0], 0, sizeof *states);
-    memcpy(states[0], mamba_start(r, m->first) + mamba_state_at(s, m->head, p),
-           (size_t)s->state * sizeof(float));
+/* Recomputes the block's states: states[t] is the one before the chunk's token t. dC needs no other. */
+INLINE void mamba_states(const MambaSteps *m, const MambaRows *k, MambaSlice B, MambaBlock *states,
+                         MambaSlice dC) {
+    MambaBlock now;
+    memcpy(now, states[0], sizeof now);
     for (int64_t t = 0; t < m->count; t++) {
-        MambaToken k = mamba_token(r, m, p, t, c);
-        EACH_VECTOR(i, left, s->state)
-        vec_store(states[t + 1] + i, mamba_next(states[t], k, i, left, c));
+        Vec sums[MAMBA_WIDE];
+        UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) sums[v] = dC[t][v];
+        UNROLL for (int64_t row = 0; row < MAMBA_ROWS; row++) {
+            Vec dy = vec_set(k->dy[t][row]);
+            UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) {
+                states[t][row][v] = now[row][v];
+                now[row][v] = mamba_next(now[row][v], m->keep[t], k->input[t][row], B[t][v]);
+                sums[v] = vec_multiply_add(sums[v], dy, now[row][v]);
+            }
+        }
+        UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) dC[t][v] = sums[v];
     }
 }
 
-INLINE void mamba_row_backward(const MambaRun *r, const MambaSteps *m, int64_t p, MambaRow *states,
-                               MambaSums *sums, Dtype c) {
-    const MambaShape *s = &r->s;
-    float *carry = r->carry + mamba_state_at(s, m->head, p), skip = r->in.D[m->head];
-    size_t bytes = (size_t)s->state * sizeof(float);
-    MambaRow later = {0};
-    memcpy(later, carry, bytes);
-    mamba_states(r, m, p, states, c);
+/* The block's backward through the chunk. Each token computes G_t from `later`, the gradient that the next
+ * token passed on, and replaces that by the one for the previous token. */
+INLINE void mamba_block_backward(const MambaSteps *m, const MambaRows *k, MambaHead *h, int64_t slice,
+                                 MambaBlock *states, MambaBlock later, MambaDots *dots) {
     for (int64_t t = m->count - 1; t >= 0; t--) {
-        MambaToken k = mamba_token(r, m, p, t, c);
-        k.dy = tensor_get(r->dy, mamba_y_at(s, m->first + t, m->head, p), c);
-        MambaDots dots =
-            mamba_token_backward(states + t, k, later, mamba_scratch(r, t, m->head), s->state, c);
-        tensor_set(r->out.x, mamba_x_at(s, m->first + t, m->head, p), c, k.step * dots.along + skip * k.dy);
-        sums->step[t] += k.x * dots.along;
-        sums->keep[t] += dots.kept;
-        sums->skip += (double)(k.x * k.dy);
+        const Vec *B = h->B[slice][t], *C = h->C[slice][t];
+        Vec *dB = h->dB[slice][t], sums[MAMBA_WIDE];
+        UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) sums[v] = dB[v];
+        UNROLL for (int64_t row = 0; row < MAMBA_ROWS; row++) {
+            Vec along = dots[t].along[row], kept = dots[t].kept[row];
+            Vec dy = vec_set(k->dy[t][row]), input = vec_set(k->input[t][row]);
+            UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) {
+                Vec g = vec_multiply_add(later[row][v], dy, C[v]);
+                sums[v] = vec_multiply_add(sums[v], input, g);
+                along = vec_multiply_add(along, g, B[v]);
+                kept = vec_multiply_add(kept, g, states[t][row][v]);
+                later[row][v] = m->keep[t] * g;
+            }
+            dots[t].along[row] = along, dots[t].kept[row] = kept;
+        }
+        UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) dB[v] = sums[v];
     }
-    memcpy(carry, later, bytes);
+}
+
+/* From the dots of the block's rows to dx and the head's sums. */
+INLINE void mamba_dots(const MambaRun *r, const MambaSteps *m, const MambaRows *k, const MambaDots *dots,
+                       MambaSums *sums, Dtype c) {
+    float skip = r->in.D[m->head];
+    for (int64_t row = 0; row < k->rows; row++)
+        for (int64_t t = m->count - 1; t >= 0; t--) {
+            float along = vec_sum(dots[t].along[row]), kept = vec_sum(dots[t].kept[row]);
+            float x = k->x[t][row], dy = k->dy[t][row];
+            tensor_set(r->out.x, mamba_x_at(&r->s, m->first + t, m->head, k->p + row), c,
+                       m->step[t] * along + skip * dy);
+            sums->step[t] += x * along;
+            sums->keep[t] += kept;
+            sums->skip += (double)(x * dy);
+        }
+}
+
+INLINE void mamba_rows_backward(const MambaRun *r, const MambaSteps *m, const MambaRows *k, MambaHead *h,
+                                MambaSums *sums, Dtype c) {
+    MambaBlock states[MAMBA_CHUNK];
+    MambaDots dots[MAMBA_CHUNK];
+    int64_t at = mamba_state_at(&r->s, m->head, k->p);
+    memset(dots, 0, (size_t)m->count * sizeof *dots);
+    for (int64_t slice = 0; slice < mamba_slices(r); slice++) {
+        MambaBlock later;
+        mamba_load(r, r->carry + at, k->rows, slice, later);
+        mamba_load(r, mamba_start(r, m->first) + at, k->rows, slice, states[0]);
+        mamba_states(m, k, h->B[slice], states, h->dC[slice]);
+        mamba_block_backward(m, k, h, slice, states, later, dots);
+        mamba_store(r, r->carry + at, k->rows, slice, later);
+    }
+    mamba_dots(r, m, k, dots, sums, c);
+}
+
+INLINE void mamba_zero(const MambaRun *r, int64_t count, MambaSides out) {
+    for (int64_t slice = 0; slice < mamba_slices(r); slice++)
+        memset(out[slice], 0, (size_t)count * sizeof *out[slice]);
+}
+INLINE void mamba_unslice(const MambaRun *r, MambaSides from, int64_t t, float *to) {
+    for (int64_t i = 0; i < mamba_slices(r) * MAMBA_WIDE; i++)
+        mamba_put(to, i * VLEN, r->s.state, from[i / MAMBA_WIDE][t][i % MAMBA_WIDE]);
 }
 
 /* From gradients of steps and factors to those of dt, dt_bias, A_log and D: d log keep = rate d step, and the
@@ -183,12 +291,24 @@ INLINE void mamba_steps_backward(const MambaRun *r, const MambaSteps *m, const M
 }
 
 INLINE void mamba_backward_typed(const MambaRun *r, int64_t head, int64_t first, int64_t count, Dtype c) {
-    MambaRow states[MAMBA_CHUNK + 1];
     MambaSums sums = {{0}, {0}, 0};
     MambaSteps m;
+    MambaHead h;
     mamba_steps(r, head, first, count, &m, c);
-    memset(mamba_scratch(r, 0, head), 0, (size_t)(count * 2 * r->s.state) * sizeof(float));
-    for (int64_t p = 0; p < r->s.head_dim; p++) mamba_row_backward(r, &m, p, states, &sums, c);
+    mamba_sides(r, &m, r->in.B, h.B, c);
+    mamba_sides(r, &m, r->in.C, h.C, c);
+    mamba_zero(r, count, h.dB);
+    mamba_zero(r, count, h.dC);
+    for (int64_t p = 0; p < r->s.head_dim; p += MAMBA_ROWS) {
+        MambaRows k;
+        mamba_rows(r, &m, p, &k, c);
+        mamba_rows_backward(r, &m, &k, &h, &sums, c);
+    }
+    for (int64_t t = 0; t < count; t++) {
+        float *to = mamba_scratch(r, t, head);
+        mamba_unslice(r, h.dB, t, to);
+        mamba_unslice(r, h.dC, t, to + r->s.state);
+    }
     mamba_steps_backward(r, &m, &sums, c);
 }
 static void mamba_backward(const MambaRun *r, int64_t head, int64_t first, int64_t count) {

@@ -241,9 +241,6 @@ typedef struct StripSize {
     int64_t cols; /* of the vectors, those that exist */
 } StripSize;
 
-/* The compiler keeps sums in registers only if all their indices are constants, hence full unrolling. */
-#define UNROLL _Pragma("GCC unroll 16")
-
 INLINE void add_rows(Vec sum[STRIP_ROWS][STRIP_VECTORS], const float *c, int64_t c_row,
                      const StripSize size) {
     UNROLL for (int r = 0; r < size.rows; r++) UNROLL for (int v = 0; v < size.vectors; v++) sum[r][v] =

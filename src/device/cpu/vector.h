@@ -365,6 +365,9 @@ INLINE Vec vec_tanh(Vec x) {
 /* for every vector of a row of n elements: i its first element, left = n - i */
 #define EACH_VECTOR(i, left, n) for (int64_t i = 0, left = (n); left > 0; i += VLEN, left -= VLEN)
 
+/* The compiler keeps sums in registers only if all their indices are constants, hence full unrolling. */
+#define UNROLL _Pragma("GCC unroll 16")
+
 /* Calls body(..., dtype) with a constant dtype, so that each dtype gets code of its own. Arguments of ops are
  * passed by value where loops use them: the compiler would read *o again after every store. */
 #define BY_DTYPE(type, body, ...)          \
