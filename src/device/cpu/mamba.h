@@ -42,9 +42,9 @@ INLINE void mamba_steps(const MambaRun *r, int64_t head, int64_t first, int64_t 
 
 /* ---- blocks ---- */
 
-/* A block: MAMBA_ROWS rows of the state, MAMBA_WIDE vectors of each, a slice. It stays in registers from token
- * to token, and a token's B and C are read once for all its rows. Rows and elements beyond the state's are
- * zeros. Each row adds in the order that it would have by itself. */
+/* A block: MAMBA_ROWS rows of the state, MAMBA_WIDE vectors of each, a slice. It stays in registers from
+ * token to token, and a token's B and C are read once for all its rows. Rows and elements beyond the state's
+ * are zeros. Each row adds in the order that it would have by itself. */
 enum {
     MAMBA_ROWS = 4,
     MAMBA_WIDE = 2,
