@@ -254,10 +254,9 @@ static char *shown_path(const char *path) {
     return mem_strdup(error_escape(shown, sizeof shown, path, strlen(path)));
 }
 
-/* Independent of a file: a header in memory is checked like one that was read. *f is closed after a
- * failure. */
-ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, size_t length,
-                            uint64_t data_bytes, Error *err) {
+/* `data_bytes` follow the header. *f is closed after a failure. */
+static ErrorCode parse_in_memory(SafeFile *f, const char *where, const char *header, size_t length,
+                                 uint64_t data_bytes, Error *err) {
     *f = (SafeFile){
         .where = shown_path(where), .fd = -1, .data_start = 8 + (uint64_t)length, .data_bytes = data_bytes};
     ErrorCode code = parse_header(f, header, length, err);
@@ -309,7 +308,7 @@ static ErrorCode open_fd(SafeFile *f, const char *where, int fd, uint64_t file_b
     TRY(read_header_size(fd, where, file_bytes, &size, err));
     char *header = mem_alloc(size);
     ErrorCode code = stored_read_at(fd, where, 8, header, size, err);
-    if (code == OK) code = safe_parse_header(f, where, header, size, file_bytes - 8 - size, err);
+    if (code == OK) code = parse_in_memory(f, where, header, size, file_bytes - 8 - size, err);
     free(header);
     return code;
 }

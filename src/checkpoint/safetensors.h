@@ -71,9 +71,6 @@ typedef struct SafeFile {
     size_t unknown_fields; /* accepted and ignored */
 } SafeFile;
 
-/* Parses `header` (N bytes) of a file with `data_bytes` after it. f is empty after a failure. */
-ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, size_t length,
-                            uint64_t data_bytes, Error *err);
 ErrorCode safe_open(SafeFile *f, const char *path, Error *err);
 /* Takes over fd, also on failure. */
 ErrorCode safe_open_fd(SafeFile *f, const char *where, int fd, uint64_t file_bytes, Error *err);

@@ -684,15 +684,6 @@ ErrorCode comm_wait(Comm *c, CommRequest request, Error *err) {
     return code;
 }
 
-ErrorCode comm_test(Comm *c, CommRequest request, bool *done, Error *err) {
-    comm_lock(c);
-    transfer_progress(c, device_of(c));
-    *done = op_ended(c, request);
-    ErrorCode code = comm_refused(c, err);
-    comm_unlock(c);
-    return code;
-}
-
 /* Does nothing if the progress thread holds the lock. Other ranks may have sent many buckets since the last
  * call; each iteration takes as many as the workspace holds. */
 ErrorCode comm_poll(Comm *c, Error *err) {

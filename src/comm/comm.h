@@ -163,7 +163,7 @@ size_t comm_sum_outer_workspace(int inner, int outer, CommType type, int64_t cou
  * and receives may come in any order. Messages of one kind and stage under way between two ranks must have
  * numbers less than 524,288 apart (with MPI libraries that have few tags: 64). Beyond that a message may be
  * matched with another receive; that is detected as an error, never silent. */
-enum { COMM_KINDS = 3, COMM_STAGES = 1024 };
+enum { COMM_STAGES = 1024 };
 static inline uint64_t comm_key(int kind, int stage, int64_t number) {
     return (uint64_t)number << 12 | (uint64_t)(unsigned)stage << 2 | (unsigned)kind;
 }
@@ -177,8 +177,6 @@ ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, C
 
 /* Returns when the operation has ended. */
 ErrorCode comm_wait(Comm *c, CommRequest request, Error *err);
-/* Sets *done to whether the operation has ended. Makes progress, like comm_poll. */
-ErrorCode comm_test(Comm *c, CommRequest request, bool *done, Error *err);
 /* Advances everything under way as far as possible without waiting. To be called between the actions of a
  * step. */
 ErrorCode comm_poll(Comm *c, Error *err);

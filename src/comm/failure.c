@@ -61,7 +61,7 @@ enum {
 };
 
 /* A single write, so that lines of several ranks do not mix. */
-void comm_print_line(const char *line) {
+static void print_line(const char *line) {
     char text[CONTROL_TEXT + 512];
     int length = snprintf(text, sizeof text - 1, "%s", line);
     if (length > (int)sizeof text - 2) length = (int)sizeof text - 2;
@@ -176,7 +176,7 @@ static void print_failure(const char *prefix, const Error *err) {
     log_status("%s", "");
     snprintf(line, sizeof line, "weft: %s%s (%s)", named ? "" : prefix, err->message,
              error_end(end, sizeof end, err->code));
-    comm_print_line(line);
+    print_line(line);
 }
 
 /* For failures that all ranks have agreed on: err->reported is unset on one of them. */
@@ -381,7 +381,7 @@ static void blame(Comm *c, Error *err) {
 static void report_verdict(Comm *c) {
     Error err;
     for (int p = 0; p < c->size; p++)
-        if (c->lines[p]) comm_print_line(c->lines[p]);
+        if (c->lines[p]) print_line(c->lines[p]);
     blame(c, &err);
     print_failure("", &err);
 }
@@ -461,7 +461,7 @@ static _Noreturn void end_blocked(Comm *c) {
     LocalRank *ranks;
     int count = local_ranks_find(c->rank_variable, &ranks);
     describe_wait(c, line, sizeof line);
-    comm_print_line(line);
+    print_line(line);
     if (!is_lowest_awake(c, ranks, count)) end_silently(c, false, ERR_PEER);
     pause_ms(300); /* so that the lines of the others come first */
     list_stopped(ranks, count, &stopped);

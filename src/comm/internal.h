@@ -317,6 +317,5 @@ void comm_blocked(Comm *c, const char *call);
 /* The same for a wait outside of MPI, during which the watchdog receives control messages, asks and
  * answers. */
 void comm_waits_in(Comm *c, const char *what);
-void comm_print_line(const char *line); /* with a single write */
 
 #endif

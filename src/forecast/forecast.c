@@ -229,18 +229,18 @@ static uint64_t sum_traffic(const ProgramTraffic *t) {
 
 uint64_t forecast_sent(const Forecast *f, int pipe_rank) { return sum_traffic(&f->ranks[pipe_rank].traffic); }
 
-/* Seconds if a speed is given, else TFLOP (forecast_unit). */
-double forecast_time(const Forecast *f, double measure) {
+/* A time of `timing` as it is printed: seconds if a speed is given, else TFLOP. */
+static double printed_time(const Forecast *f, double measure) {
     if (f->speed.hardware) return measure;
     return measure / 1e12 / (f->speed.tflops > 0 ? f->speed.tflops : 1);
 }
 
-const char *forecast_unit(const Forecast *f) {
+static const char *time_unit(const Forecast *f) {
     return f->speed.hardware || f->speed.tflops > 0 ? "s" : "TFLOP";
 }
 
 double forecast_step(const Forecast *f) {
-    return f->speed.hardware ? f->time.step : forecast_time(f, f->timing.makespan);
+    return f->speed.hardware ? f->time.step : printed_time(f, f->timing.makespan);
 }
 
 /* ---- tables: a row for neighbouring pipeline ranks with the same figures ---- */
@@ -670,8 +670,8 @@ void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
         t->bytes[i] = (double)rank_memory(p)->arena[ARENA_ACTIVATIONS];
     }
     /* The windows use the simulation's times, so both are scaled together. */
-    scale_spans(&t->timeline, forecast_time(f, 1));
-    t->timeline.unit = forecast_unit(f);
+    scale_spans(&t->timeline, printed_time(f, 1));
+    t->timeline.unit = time_unit(f);
     t->timeline.bytes = t->bytes;
     put_title(f, t->title, sizeof t->title);
 }

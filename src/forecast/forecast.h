@@ -65,10 +65,7 @@ void forecast_free(Forecast *f);
 
 size_t forecast_memory(const Forecast *f, int pipe_rank); /* bytes of a rank: memory_plan_total */
 uint64_t forecast_sent(const Forecast *f, int pipe_rank); /* bytes of a step, over all axes */
-double forecast_time(const Forecast *f,
-                     double measure);         /* a time of `timing` as it is printed: seconds, or TFLOP */
-double forecast_step(const Forecast *f);      /* the full step, as far as it is known */
-const char *forecast_unit(const Forecast *f); /* "s" or "TFLOP" */
+double forecast_step(const Forecast *f);                  /* the full step, as far as it is known */
 
 /* Tables: what the ranks hold, by category; what they do and send in a step; the memory of one pipeline rank
  * in full; and what exact numerics cost that pipeline rank. `limit`: bytes of a rank, 0 for none. */

@@ -54,8 +54,6 @@ struct Parquet {
     ParquetDictionary dictionary;
     bool has_dictionary, has_data; /* pages of this group so far */
     /* the present page */
-    int32_t page_nulls; /* -1: not stated */
-    uint64_t page_present;
     Hybrid levels, repetitions;
     ParquetValues values;
 };

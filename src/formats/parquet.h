@@ -56,7 +56,6 @@ void parquet_pass_null_rows(Parquet *parquet, uint64_t rows); /* at most as many
 
 /* Goes on at `row`; only forward. */
 ErrorCode parquet_skip_to(Parquet *parquet, uint64_t row, Error *err);
-uint64_t parquet_row(const Parquet *parquet);   /* the next one */
 uint64_t parquet_nulls(const Parquet *parquet); /* rows so far that were null, without skipped ones */
 uint64_t parquet_stored_position(const Parquet *parquet);
 

@@ -265,8 +265,6 @@ int64_t model_active_count(const ModelConfig *c);
 /* Number of blocks with experts; and the factor of the balance loss of each, coefficient / blocks, or 0. */
 int64_t model_expert_blocks(const ModelConfig *c);
 double model_balance(const ModelConfig *c);
-int64_t model_parameter_count_without_embedding(
-    const ModelConfig *c); /* N of 6N: the head counts, the embedding does not */
 /* Training FLOPs of one token. The sum of 6 N, where N excludes the embedding and the experts that the token
  * is not routed to; 12 d p for each block with attention, with d = heads * head_dim and p the average number
  * of keys that a token sees (T / 2, or less with a window); and 16 W S for each block with Mamba-2, with S =

@@ -13,7 +13,7 @@ int64_t param_fused_experts(const ModelConfig *c, const ParamRow *row) {
     return param_is_of_experts(row) ? model_own_experts(c) : c->num_experts;
 }
 
-int64_t param_elements(const ModelConfig *c, const ParamRow *row) {
+static int64_t row_elements(const ModelConfig *c, const ParamRow *row) {
     int64_t rows = param_fused_experts(c, row) * model_dim(c, row->rows);
     return row->cols == DIM_NONE ? rows : rows * model_dim(c, row->cols);
 }
@@ -50,7 +50,7 @@ typedef struct Counting {
 
 /* Elements of a row in a unit; for experts, those of one expert. */
 static int64_t elements_of(const ModelConfig *c, const ParamRow *row) {
-    return param_elements(c, row) / param_fused_experts(c, row);
+    return row_elements(c, row) / param_fused_experts(c, row);
 }
 
 /* Counts units first <= u < end; INT64_MAX on overflow. */
@@ -89,10 +89,6 @@ int64_t model_expert_blocks(const ModelConfig *c) {
 double model_balance(const ModelConfig *c) {
     int64_t blocks = model_expert_blocks(c);
     return c->output_router_logits && blocks > 0 ? c->router_aux_loss_coef / (double)blocks : 0;
-}
-
-int64_t model_parameter_count_without_embedding(const ModelConfig *c) {
-    return count_parameters(c, 1, c->num_hidden_layers + 2, (Counting){.tied_too = true});
 }
 
 int64_t model_active_count_without_embedding(const ModelConfig *c) {

@@ -215,7 +215,6 @@ int param_rows(const ModelConfig *c, int unit, const ParamRow *rows[UNIT_ROWS]);
 bool param_present(const ModelConfig *c, const ParamRow *row);
 /* Local experts in fused expert weights; 1: it is not fused. */
 int64_t param_fused_experts(const ModelConfig *c, const ParamRow *row);
-int64_t param_elements(const ModelConfig *c, const ParamRow *row);
 /* Parameters of this row in a unit: one, or one for each expert. */
 int64_t param_copies(const ModelConfig *c, const ParamRow *row);
 

@@ -109,7 +109,7 @@ void console_format_step(Text *out, const StepMetrics *m, bool colour) {
 
 /* Formatted like the line of a step, so that both read alike; NOT FINITE counts tokens, a single one of which
  * makes the loss NaN. */
-void console_format_validation(Text *out, const ValidationMetrics *v, bool colour) {
+static void format_validation(Text *out, const ValidationMetrics *v, bool colour) {
     char value[32];
     snprintf(value, sizeof value, "%2lld", (long long)v->step);
     add_field(out, colour, RED, "validate step", value);
@@ -125,7 +125,7 @@ void console_format_validation(Text *out, const ValidationMetrics *v, bool colou
 }
 
 /* The figures that the task has, the most important first. */
-void console_format_task(Text *out, const TaskMetrics *m, bool colour) {
+static void format_task(Text *out, const TaskMetrics *m, bool colour) {
     const TaskFigures *f = &m->figures;
     const struct {
         const char *name, *format;
@@ -208,8 +208,8 @@ void console_record(MetricsKind kind, const void *record, int rank) {
     switch (kind) {
     case METRICS_STEP: console_format_step(&line, record, colour); break;
     case METRICS_VALIDATION:
-    case METRICS_SET: console_format_validation(&line, record, colour); break;
-    case METRICS_TASK: console_format_task(&line, record, colour); break;
+    case METRICS_SET: format_validation(&line, record, colour); break;
+    case METRICS_TASK: format_task(&line, record, colour); break;
     case METRICS_PROBE:
     case METRICS_SOURCE:
     case METRICS_KINDS: return;

@@ -21,8 +21,6 @@ void console_clear(void);
 
 /* The same as text, without a newline. `width`: columns available for the live line. */
 void console_format_step(Text *out, const StepMetrics *m, bool colour);
-void console_format_validation(Text *out, const ValidationMetrics *v, bool colour);
-void console_format_task(Text *out, const TaskMetrics *m, bool colour);
 void console_format_status(Text *out, const StepMetrics *m, int width, bool unicode, bool colour);
 
 #endif

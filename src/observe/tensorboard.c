@@ -115,6 +115,12 @@ static void begin_event(TensorBoard *tb, int64_t step) {
     if (step != 0) put_int(&tb->event, EVENT_STEP, step);
 }
 
+/* Not synced to disk: metrics.jsonl has the curves too. */
+static ErrorCode flush(TensorBoard *tb, Error *err) {
+    tb->flushed = clock_seconds();
+    return fflush(tb->file) == 0 ? OK : error_errno(err, ERR_IO, "%s: writing failed", tb->path);
+}
+
 /* `part` is free again here: its content is already in the event. */
 static ErrorCode write_event(TensorBoard *tb, Error *err) {
     Text *frame = &tb->part;
@@ -127,13 +133,7 @@ static ErrorCode write_event(TensorBoard *tb, Error *err) {
         return error_errno(err, ERR_IO, "%s: writing an event failed", tb->path);
     }
     if (clock_seconds() - tb->flushed < FLUSH_SECONDS) return OK;
-    return tensorboard_flush(tb, err);
-}
-
-/* Not synced to disk: metrics.jsonl has the curves too. */
-ErrorCode tensorboard_flush(TensorBoard *tb, Error *err) {
-    tb->flushed = clock_seconds();
-    return fflush(tb->file) == 0 ? OK : error_errno(err, ERR_IO, "%s: writing failed", tb->path);
+    return flush(tb, err);
 }
 
 /* The names of TensorBoard's own writer; readers look for "tfevents" and sort by the time. */
@@ -168,7 +168,7 @@ static ErrorCode write_preamble(TensorBoard *tb, int64_t resumed, Error *err) {
         put_bytes(&tb->event, EVENT_SESSION_LOG, "\x08\x01", 2);
         TRY(write_event(tb, err));
     }
-    return tensorboard_flush(tb, err);
+    return flush(tb, err);
 }
 
 /* *out is NULL after a failure; files already made on disk stay. */

@@ -22,7 +22,6 @@ ErrorCode tensorboard_open(TensorBoard **tb, const char *run_dir, int64_t resume
  * "train/loss", "speed/mfu_percent", "validation/loss", "validation/NAME/loss" (named set), "task/NAME/acc",
  * "probe/layers.3/output_rms", "source/NAME/loss". */
 ErrorCode tensorboard_add(TensorBoard *tb, MetricsKind kind, const void *record, Error *err);
-ErrorCode tensorboard_flush(TensorBoard *tb, Error *err);
 /* Removes the event files of a run that starts over. */
 ErrorCode tensorboard_discard(const char *run_dir, Error *err);
 const char *tensorboard_path(const TensorBoard *tb);

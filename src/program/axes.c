@@ -111,7 +111,7 @@ void axes_lay_copies(const ModelConfig *c, Mesh *mesh) {
 /* Rounds up, which has no effect where ranges are equal. Unequal ranges consist of full splits, so that each
  * split is on one rank. Replicas are neighbours: with 2 heads on 8 ranks, ranks 0 to 3 have the first, and
  * the queries that attend to it (head q reads key head q G / H). */
-ShardRange axes_shard_range(const ModelConfig *c, Dim dim, TpGroup s) {
+static ShardRange shard_range(const ModelConfig *c, Dim dim, TpGroup s) {
     const Rule *r = rule_of(dim);
     CHECK(r != NULL && s.rank >= 0 && s.rank < s.size && s.splits % s.size == 0);
     int64_t all = grains(c, r), size = grain(c, r), each = round_up_quotient(all, s.size);
@@ -126,7 +126,7 @@ bool axes_splits_evenly(const ModelConfig *c, int ranks, int splits) {
         if (!rules[i].uneven || (rules[i].dim == DIM_POSITIONS && !has_learned_positions(c))) continue;
         TpGroup first = {.size = ranks, .rank = 0, .splits = splits}, last = first;
         last.rank = ranks - 1;
-        if (axes_shard_range(c, rules[i].dim, first).count != axes_shard_range(c, rules[i].dim, last).count)
+        if (shard_range(c, rules[i].dim, first).count != shard_range(c, rules[i].dim, last).count)
             return false;
     }
     return true;
@@ -138,7 +138,7 @@ static void shard_ranges(const ModelConfig *c, Dim dim, TpGroup s, ShardRange ra
     int count = param_outputs(c, dim, outputs);
     int64_t before = 0;
     for (int k = 0; k < count; k++) {
-        ShardRange d = axes_shard_range(c, outputs[k], s);
+        ShardRange d = shard_range(c, outputs[k], s);
         ranges[k] = (ShardRange){before + d.first, d.count};
         before += model_dim(c, outputs[k]);
     }
@@ -191,20 +191,20 @@ bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank
 /* The first rank has the largest range of the vocabulary. */
 static int64_t vocab_capacity(const ModelConfig *c, TpGroup s) {
     s.rank = 0;
-    return axes_shard_range(c, DIM_VOCAB, s).count;
+    return shard_range(c, DIM_VOCAB, s).count;
 }
 
 /* hidden_size is unchanged: between split products, ranks of tp hold full rows of the stream. */
 ModelConfig axes_local(const ModelConfig *c, TpGroup s) {
     ModelConfig local = *c;
     if (s.size == 1) return local;
-    local.num_attention_heads = axes_shard_range(c, DIM_QUERY, s).count / c->head_dim;
-    local.num_key_value_heads = axes_shard_range(c, DIM_KEY, s).count / c->head_dim;
-    local.intermediate_size = axes_shard_range(c, DIM_INTER, s).count;
-    if (c->moe_intermediate_size > 0) local.moe_intermediate_size = axes_shard_range(c, DIM_EXPERT, s).count;
-    local.vocab_size = axes_shard_range(c, DIM_VOCAB, s).count;
+    local.num_attention_heads = shard_range(c, DIM_QUERY, s).count / c->head_dim;
+    local.num_key_value_heads = shard_range(c, DIM_KEY, s).count / c->head_dim;
+    local.intermediate_size = shard_range(c, DIM_INTER, s).count;
+    if (c->moe_intermediate_size > 0) local.moe_intermediate_size = shard_range(c, DIM_EXPERT, s).count;
+    local.vocab_size = shard_range(c, DIM_VOCAB, s).count;
     if (c->mtp_module) local.vocab_capacity = vocab_capacity(c, s);
-    if (has_learned_positions(c)) local.max_position_embeddings = axes_shard_range(c, DIM_POSITIONS, s).count;
+    if (has_learned_positions(c)) local.max_position_embeddings = shard_range(c, DIM_POSITIONS, s).count;
     return local;
 }
 

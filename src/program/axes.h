@@ -74,7 +74,6 @@ void axes_lay_copies(const ModelConfig *c, Mesh *mesh);
 typedef struct ShardRange {
     int64_t first, count;
 } ShardRange;
-ShardRange axes_shard_range(const ModelConfig *c, Dim dim, TpGroup s);
 /* Whether every dimension that may be split unequally gives all ranks equally much. */
 bool axes_splits_evenly(const ModelConfig *c, int ranks, int splits);
 

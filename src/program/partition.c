@@ -205,9 +205,9 @@ void partition_free(Partition *p) {
     *p = (Partition){0};
 }
 
-int partition_pipeline_rank(const Partition *p, int unit) { return p->pipe_of[unit]; }
+static int pipeline_rank(const Partition *p, int unit) { return p->pipe_of[unit]; }
 
-bool partition_runs(const Partition *p, int unit) { return partition_pipeline_rank(p, unit) == p->pipe; }
+bool partition_runs(const Partition *p, int unit) { return pipeline_rank(p, unit) == p->pipe; }
 
 bool partition_holds(const Partition *p, int unit) {
     return partition_runs(p, unit) || (unit == 0 && p->tied_copy);
@@ -224,19 +224,21 @@ bool partition_counts_batches(const Partition *p) {
 }
 
 int partition_peer(const Partition *p, int unit) {
-    return mesh_member(&p->mesh, MESH_PIPELINE, p->rank, partition_pipeline_rank(p, unit));
+    return mesh_member(&p->mesh, MESH_PIPELINE, p->rank, pipeline_rank(p, unit));
 }
 
 int partition_rows(const Partition *p) { return p->splits / p->tensors; }
 
-int partition_exact_chunks(const Partition *p) {
+/* Exact chunks of a microbatch's tokens on this rank. The gradient of each is computed and rounded by
+ * itself. */
+static int exact_chunks(const Partition *p) {
     return p->cp.exact_chunks > 0 ? p->cp.exact_chunks / p->cp.ranks : 1;
 }
 
 bool partition_splits_shards(const Partition *p) { return p->experts > 1 && p->shards > p->experts; }
 
 int partition_gradients(const Partition *p, Flat flat) {
-    return partition_exact_chunks(p) * (flat_of_experts(flat) ? p->experts : 1);
+    return exact_chunks(p) * (flat_of_experts(flat) ? p->experts : 1);
 }
 
 int partition_param_rows(const Partition *p, const Param *param) {
@@ -274,8 +276,7 @@ bool partition_counts(const Partition *p, const Param *param) {
 
 bool partition_has_copies(const Partition *p) {
     int last = p->table->units - 1;
-    return p->replicas * p->tensors > 1 ||
-           (p->tied && partition_pipeline_rank(p, 0) != partition_pipeline_rank(p, last));
+    return p->replicas * p->tensors > 1 || (p->tied && pipeline_rank(p, 0) != pipeline_rank(p, last));
 }
 
 int64_t partition_counted(const Partition *p) {

@@ -160,11 +160,12 @@ int anatomy_dispatch(const Anatomy *n, int op) {
  * next microbatch. */
 bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_STEP; }
 
-/* The head computes the gradient of its matrix together with its logits, in the forward pass, unless that is
- * deferred. With tied embeddings that gradient has its own memory, unit number `units`: the embedding's own
- * gradient comes much later, and from another pipeline rank. An MTP module's gradient of the embedding comes
- * in addition to the gradients of the unit itself. */
-int program_gradient_unit(const Program *p, Action a, Flat flat) {
+/* The unit whose flat gets a gradient from this action; -1: none. Gradients of vectors are made with dgrad,
+ * those of matrices with wgrad. The head computes that of its matrix in the forward pass, together with its
+ * logits, unless it is deferred. With tied embeddings that gradient has its own memory, unit number `units`:
+ * the embedding's own gradient comes much later, and from another pipeline rank. An MTP module's gradient of
+ * the embedding comes in addition to the gradients of the unit itself. */
+static int gradient_unit(const Program *p, Action a, Flat flat) {
     bool head = a.unit == p->units - 1, whole = a.kind == ACT_BWD;
     bool weight = whole || a.kind == ACT_WGRAD;
     bool early = flat_of_vectors(flat) || (flat_of_experts(flat) && p->partition->experts > 1);
@@ -177,7 +178,7 @@ int program_gradient_unit(const Program *p, Action a, Flat flat) {
 bool program_gradient(const Program *p, Action a, int i, PassGradient *out) {
     bool flat = i < GRADIENT_FLATS, mtp_module = p->model->mtp_module && a.unit == p->units - 1;
     out->flat = flat ? (Flat)i : FLAT_MATRICES;
-    out->unit = flat || mtp_module ? program_gradient_unit(p, a, out->flat) : -1;
+    out->unit = flat || mtp_module ? gradient_unit(p, a, out->flat) : -1;
     if (!flat && out->unit >= 0) out->unit = p->units;
     return out->unit >= 0;
 }

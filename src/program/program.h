@@ -211,10 +211,6 @@ bool program_reads_adapters(const Program *p, Action a);
 /* Whether a pass is the first, or the last, of those that run a unit's ops on a microbatch. */
 bool program_begins_unit(const Program *p, Action a);
 bool program_ends_unit(const Program *p, Action a);
-/* The unit whose flat gets a gradient from this action; -1: none. It may be the tied head's own. Gradients
- * of vectors are made with dgrad, those of matrices with wgrad, the head's in its forward pass unless
- * deferred. */
-int program_gradient_unit(const Program *p, Action a, Flat flat);
 /* Enumerates an action's gradients, at most PASS_GRADIENTS: one for each flat, and the one of the
  * embedding's rows that an MTP module reads. Returns false where the action does not make the i-th. */
 enum { PASS_GRADIENTS = GRADIENT_FLATS + 1 };

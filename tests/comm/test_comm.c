@@ -554,9 +554,6 @@ static void test_places(void) {
         EXPECT(comm_group_size(comm, set) == mesh_size(&mesh, set));
     }
     EXPECT(comm_local_size(comm) == comm_size(comm) && comm_local_rank(comm) == comm_rank(comm));
-    bool done = false;
-    EXPECT_OK(comm_test(comm, 0, &done, &err));
-    EXPECT(done);
     EXPECT_OK(comm_poll(comm, &err));
     EXPECT_OK(comm_wait(comm, 0, &err));
 }

@@ -33,7 +33,7 @@ static bool same(const ModelConfig *a, const ModelConfig *b) {
 }
 
 static void check_counts(const ModelConfig *c) {
-    int64_t all = model_parameter_count(c), counted = model_parameter_count_without_embedding(c);
+    int64_t all = model_parameter_count(c), counted = model_active_count_without_embedding(c);
     REQUIRE(all > 0 && counted > 0 && counted <= all && all <= INT64_MAX / 4);
     REQUIRE(isfinite(model_flops_per_token(c, c->max_position_embeddings)));
     REQUIRE(c->num_attention_heads % c->num_key_value_heads == 0 && c->head_dim % 2 == 0 && c->head_dim > 0);

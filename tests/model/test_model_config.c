@@ -398,12 +398,12 @@ static void parameters_and_flops_are_counted(void **state) {
     /* Two norms, q, o, k, v, and three matrices per block. */
     int64_t block = 2 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 176;
     assert_int_equal(model_parameter_count(&c), 3 * block + 2 * 1000 * 64 + 64);
-    assert_int_equal(model_parameter_count_without_embedding(&c), 3 * block + 1000 * 64 + 64);
+    assert_int_equal(model_active_count_without_embedding(&c), 3 * block + 1000 * 64 + 64);
     double flops = 6.0 * (double)(3 * block + 1000 * 64 + 64) + 6.0 * 3 * 64 * 128;
     assert_true(fabs(model_flops_per_token(&c, 128) - flops) < 0.5);
     c.tie_word_embeddings = true;
     assert_int_equal(model_parameter_count(&c), 3 * block + 1000 * 64 + 64);
-    assert_int_equal(model_parameter_count_without_embedding(&c), 3 * block + 1000 * 64 + 64);
+    assert_int_equal(model_active_count_without_embedding(&c), 3 * block + 1000 * 64 + 64);
     c.attention_bias = c.mlp_bias = true;
     assert_int_equal(model_parameter_count(&c),
                      3 * (block + 64 + 2 * 32 + 64 + 2 * 176 + 64) + 1000 * 64 + 64);

@@ -397,8 +397,9 @@ static void extend_cache(const LayerPass *w, const void *heads, char **keys, cha
     }
 }
 
-/* The cache holds keys after rotation. */
-void attend_to_cache(const LayerPass *w, AttentionShape s, const void *heads, void *out) {
+/* Generation: appends keys and values of the new tokens to the block's cache, and attends to it. The cache
+ * holds keys after rotation. */
+static void attend_to_cache(const LayerPass *w, AttentionShape s, const void *heads, void *out) {
     const Pass *p = w->pass;
     char *keys, *values;
     extend_cache(w, heads, &keys, &values);

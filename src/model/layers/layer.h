@@ -402,9 +402,6 @@ void product_full_input(const LayerPass *w, const Product *p, int64_t tokens,
 void product_latents_summed(const LayerPass *w, const Product *p, const float *partials,
                             const void *x /* [T, in] c */, void *dx /* [T, in] c */);
 
-/* Generation: appends keys and values of the new tokens to the block's cache, and attends to it. */
-void attend_to_cache(const LayerPass *w, AttentionShape s, const void *qkv /* [T, (H+2G)*D] c */,
-                     void *out /* [T, H*D] c */);
 /* The recurrent state in generation, Layer.carried elements; NULL in training. */
 float *carried_of(const LayerPass *w);
 /* In generation, clears the state in the first pass of a sequence. */
