@@ -84,8 +84,8 @@ typedef struct MetricsOptions {
 } MetricsOptions;
 
 typedef struct CheckOptions {
-    int64_t replicas_every; /* 0: never */
-    int64_t replay_every;   /* the same */
+    int64_t replicas_every;                 /* 0: never */
+    int64_t replay_every, stragglers_every; /* the same */
 } CheckOptions;
 
 typedef struct RestartOptions {

@@ -38,6 +38,7 @@ static const EventKind kinds[JOURNAL_EVENTS] = {
     [JOURNAL_SPIKE] = {"spike", false},
     [JOURNAL_STOPPED] = {"stopped", true},
     [JOURNAL_DIVERGED] = {"diverged", true},
+    [JOURNAL_STRAGGLER] = {"straggler", false},
     [JOURNAL_CORRECTED] = {"corrected", true},
     [JOURNAL_FAILED] = {"failed", true},
     [JOURNAL_MEMORY] = {"memory", true},

@@ -30,6 +30,7 @@ typedef enum JournalEvent {
     JOURNAL_SPIKE,
     JOURNAL_DIVERGED,  /* replicas differ */
     JOURNAL_CORRECTED, /* a replay found a wrong microbatch; the step was made again */
+    JOURNAL_STRAGGLER, /* a rank that the others wait for */
     JOURNAL_MEMORY,    /* GPU memory: users, or less free than before */
     JOURNAL_TRACED,    /* metrics.trace: a step, planned and measured */
     JOURNAL_COMMAND,   /* metrics.command: the program started, ended or lost records */

@@ -78,6 +78,8 @@ static const Field step_fields[] = {
     STEP_FIELD(memory_fraction, FIELD_DOUBLE),
     STEP_FIELD(device_memory, FIELD_INT),
     STEP_FIELD(device_fraction, FIELD_DOUBLE),
+    STEP_FIELD(run_seconds, FIELD_DOUBLE),
+    STEP_FIELD(goodput, FIELD_DOUBLE),
     {NULL, FIELD_INT, 0, false},
 };
 

@@ -55,6 +55,8 @@ typedef struct StepMetrics {
     double memory_fraction;               /* peak / memory of the machine */
     int64_t device_memory;                /* bytes of separate device memory that this rank uses; 0: none */
     double device_fraction;               /* fraction of the device's memory; NaN when not known */
+    double run_seconds; /* since the run was first started, over all restarts; NaN when not known */
+    double goodput;     /* fraction of them in steps that count; observe/goodput.h */
 } StepMetrics;
 
 enum { METRICS_NAME = 64 };

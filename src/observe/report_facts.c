@@ -201,6 +201,11 @@ static void write_speed_facts(Text *out, const MetricsTable *t) {
         write_fact(out, "Tokens per second", text_count((int64_t)llround(rate), number),
                    isfinite(mfu) ? note : "median");
     }
+    double goodput = t->steps[t->step_count - 1].goodput;
+    if (isfinite(goodput)) {
+        snprintf(value, sizeof value, "%.1f%%", 100 * goodput);
+        write_fact(out, "Goodput", value, "time in steps that count, since the first start");
+    }
     int64_t peak = 0, device = 0, skipped = t->steps[t->step_count - 1].skipped_total, spikes = 0;
     for (size_t i = 0; i < t->step_count; i++) {
         if (t->steps[i].memory_peak > peak) peak = t->steps[i].memory_peak;

@@ -280,6 +280,7 @@ static ErrorCode write_step(TensorBoard *tb, const StepMetrics *m, Error *err) {
         {"speed/tokens_per_second", m->tokens_per_second},
         {"speed/tflops", m->flops_per_second / 1e12},
         {"speed/mfu_percent", m->mfu * 100},
+        {"speed/goodput_percent", m->goodput * 100},
         {"speed/step_seconds", m->step_seconds},
         {"speed/data_wait_percent", m->data_seconds / m->step_seconds * 100},
         {"memory/resident_gib", (double)m->memory_resident / GIB},

@@ -481,6 +481,7 @@ static void write_last(JsonWriter *w, const Watched *run) {
     json_put_double(w, "rate", m->tokens_per_second);
     json_put_double(w, "mfu", m->mfu);
     json_put_double(w, "eta", m->eta);
+    json_put_double(w, "goodput", m->step ? m->goodput : (double)NAN);
     json_put_double(w, "epoch", m->epoch);
     json_put_int(w, "tokens", m->total_tokens);
     json_put_int(w, "resident", m->memory_resident);

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "checkpoint/find.h"
@@ -429,6 +430,7 @@ static ErrorCode open_audit(Trainer *t, Error *err) {
 /* Ordered by what can go wrong: cheap checks come before files, files before memory, memory before measuring.
  * Records come last, so a run that cannot begin has written nothing to them. */
 ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
+    goodput_begin(&t->goodput, clock_wall());
     run_enter(t, PHASE_READING);
     /* Report what this machine cannot run before anything is created. */
     TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
@@ -458,7 +460,7 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     t->receipts.first = t->state.samples;
     TRY(receipt_begin(t, set, err));
     replicas_open(&t->replicas, t->engine, t->comm);
-    replay_open(t);
+    TOGETHER(t, replay_open(t, err));
     sources_open(&t->sources, &t->rank, t->data, &t->layout);
     t->reported_sources = t->state.step;
     activity_engine(t->activity, t->engine);

@@ -198,6 +198,9 @@ const Option check_options[] = {
     INT("check.replay_every", check.replay_every, "0", 0, 1e12, NOTHING,
         "Steps between replays: one microbatch of each rank is computed again by another rank with the same "
         "weights, and compared in bits; 0 means never (docs/use/replica-checks.md)."),
+    /* One small message a window. */
+    INT("check.stragglers_every", check.stragglers_every, "100", 0, 1e12, NOTHING,
+        "Steps of a window over which a rank that the others wait for is named; 0 means never."),
 
     /* The supervisor reads it before there is a run. The pause doubles, so that a disk or a machine that is
      * away for minutes does not use up all restarts at once. */

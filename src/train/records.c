@@ -50,17 +50,23 @@ static ErrorCode print_record(Trainer *t, MetricsKind kind, const void *record, 
 /* ---- metrics.jsonl, TensorBoard ---- */
 
 /* Lost records are not written again, so readers of curve and report should know of them. */
-static void warn_of_holes(const Trainer *t, const char *name) {
+static void warn_of_holes(const Trainer *t, const MetricsTable *records, const char *path) {
+    MetricsHole hole = metrics_hole(records, t->state.step, t->c->metrics.log_freq);
+    if (hole.records > 0)
+        log_warn(
+            "%s: %lld records up to step %lld are missing, the first between steps %lld and %lld: curves "
+            "and report have a hole there; the training itself goes on as it was",
+            path, (long long)hole.records, (long long)t->state.step, (long long)hole.from,
+            (long long)hole.to);
+}
+
+/* Reads the records of the run so far, before those of lost steps are dropped. */
+static void take_up_records(Trainer *t, const char *name) {
     MetricsTable table;
     char *path = path_join(t->c->run.dir, name);
-    if (t->state.step > 0 && file_exists(path) && metrics_table_read(&table, path, NULL) == OK) {
-        MetricsHole hole = metrics_hole(&table, t->state.step, t->c->metrics.log_freq);
-        if (hole.records > 0)
-            log_warn(
-                "%s: %lld records up to step %lld are missing, the first between steps %lld and %lld: curves "
-                "and report have a hole there; the training itself goes on as it was",
-                path, (long long)hole.records, (long long)t->state.step, (long long)hole.from,
-                (long long)hole.to);
+    if (file_exists(path) && metrics_table_read(&table, path, NULL) == OK) {
+        goodput_resume(&t->goodput, &table, t->state.step);
+        if (t->state.step > 0) warn_of_holes(t, &table, path);
         metrics_table_free(&table);
     }
     free(path);
@@ -72,7 +78,7 @@ static bool has_log(const Trainer *t) { return t->is_rank0 || t->c->metrics.all_
 static ErrorCode open_log(Trainer *t, Error *err) {
     char name[32];
     metrics_file_name(comm_rank(t->comm), name);
-    if (t->is_rank0) warn_of_holes(t, name);
+    if (t->is_rank0) take_up_records(t, name);
     return has_log(t) ? metrics_log_open(&t->log, t->c->run.dir, name, t->state.step, err) : OK;
 }
 
@@ -319,6 +325,7 @@ ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
         return OK;
     }
     metrics_window_close(&t->window, t->flops_per_token, t->peak_flops, m);
+    goodput_fill(&t->goodput, m);
     doubt_peak(t, m);
     if (t->is_rank0) console_status(m, true);
     TRY(write_record(t, METRICS_STEP, m, err));

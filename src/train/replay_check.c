@@ -54,15 +54,21 @@ static int computers(const Trainer *t) {
     return kernels_differ(t) ? 1 : mesh_size(&t->layout.mesh, siblings(t));
 }
 
-void replay_open(Trainer *t) {
+ErrorCode replay_open(Trainer *t, Error *err) {
     int world = comm_size(t->comm), further = computers(t) > 1;
-    if (t->c->check.replay_every == 0) return;
+    if (t->c->check.replay_every == 0) return OK;
+    if (!engine_plan(t->engine)->program.first_alone)
+        return error_set(err, ERR_CONFIG,
+                         "check.replay_every: the schedule does not make the gradients of the first "
+                         "microbatch first, so they cannot be compared alone; set "
+                         "train.gradient_sync: microbatch");
     t->replays.owners = mem_alloc_array((size_t)world, sizeof *t->replays.owners);
     for (int r = 0; r < world; r++) t->replays.owners[r] = owner_of(t, r, further);
     t->replays.prints = mem_alloc_array(PRINTS * engine_prints(t->engine), sizeof *t->replays.prints);
     if (kernels_differ(t) && t->is_rank0)
         log_warn("check.replay_every: kernels of the ranks differ, so each rank computes its own microbatch "
                  "again; errors that come each time are not found");
+    return OK;
 }
 
 void replay_close(Trainer *t) {

@@ -7,6 +7,7 @@
 #include "engine/evaluate.h"
 #include "engine/replicas.h"
 #include "observe/audit.h"
+#include "observe/goodput.h"
 #include "observe/journal.h"
 #include "observe/listener.h"
 #include "observe/metrics.h"
@@ -51,6 +52,12 @@ typedef struct ReplayCheck {
      * one of them differed. */
     int64_t made, differed;
 } ReplayCheck;
+
+/* Sums of this rank over a window of steps (stragglers.c). */
+typedef struct StragglerWindow {
+    int64_t steps;
+    double seconds, waited, data; /* of steps; of these, waiting for ranks and for data */
+} StragglerWindow;
 
 /* Everything that a run opens: opened by run_begin, closed in trainer_run. The close functions accept what
  * was never opened, for which zero stands. */
@@ -98,6 +105,8 @@ typedef struct Trainer {
     /* records (records.c) */
     MetricsLog log;
     MetricsWindow window; /* since the last logged step */
+    Goodput goodput;      /* rank 0's is recorded */
+    StragglerWindow stragglers;
     TensorBoard *board;
     Journal journal;
     Listener listener; /* rank 0's: program of metrics.command */
@@ -124,7 +133,7 @@ static inline bool run_saves_now(const Trainer *t) {
 
 /* ---- replay_check.c: all ranks ---- */
 
-void replay_open(Trainer *t);
+ErrorCode replay_open(Trainer *t, Error *err);
 void replay_close(Trainer *t);
 /* Before a step: computes a microbatch again, and makes the step compare its own with it. */
 ErrorCode replay_begin(Trainer *t, StepOptions *options, Error *err);
@@ -132,6 +141,11 @@ void replay_report(const Trainer *t); /* at the end */
 /* After a step that made no update, since a comparison failed: finds the rank that was wrong. OK: make the
  * step again. ERR_REPLICAS: a rank is wrong each time, or none can be told. */
 ErrorCode replay_judge(Trainer *t, Error *err);
+
+/* ---- stragglers.c: all ranks ---- */
+
+/* Adds a step. At the end of a window, warns of a rank that the others have waited for. */
+ErrorCode stragglers_step(Trainer *t, double seconds, double data, double waited, Error *err);
 
 /* ---- receipts.c: all ranks; without run.receipts they do nothing ---- */
 

@@ -211,9 +211,11 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     t->stopping |= (r.any & RECORD_STOP) != 0;
     /* Advances the save under way by what the record brought. */
     TRY(saver_advance(&t->saver, r.any, r.all, err));
-    metrics_window_step(&t->window, t->read_ahead.now->tokens, clock_seconds() - start, waited,
-                        engine_times(t->engine)->waited);
+    double seconds = clock_seconds() - start, for_ranks = engine_times(t->engine)->waited;
+    metrics_window_step(&t->window, t->read_ahead.now->tokens, seconds, waited, for_ranks);
+    goodput_step(&t->goodput, seconds, r.skipped);
     TRY(count_step(t, &r, err));
+    TRY(stragglers_step(t, seconds, waited, for_ranks, err));
     TRY(write_step(t, &r, &options, err));
     return t->bad_in_row >= t->c->train.stop_after_bad ? give_up(t, &r, err) : OK;
 }

@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "observe/console.h"
 #include "observe/journal.h"
+#include "observe/goodput.h"
 #include "observe/metrics.h"
 #include "observe/plot.h"
 
@@ -33,7 +34,9 @@ static StepMetrics sample(int64_t step) {
                          .memory_peak = 1320702444,
                          .memory_fraction = 0.051,
                          .device_memory = 2000000000,
-                         .device_fraction = 0.25};
+                         .device_fraction = 0.25,
+                         .run_seconds = 0.5 * (double)step,
+                         .goodput = 0.75};
 }
 
 static MetricsTable read_table(void) {
@@ -59,6 +62,38 @@ static void log_steps(int64_t resumed, int64_t from, int64_t to) {
     metrics_log_close(&log);
 }
 
+/* Ten seconds of start, three steps of five, of which a restart loses the last two; then a minute's pause. */
+static void goodput_goes_on_over_restarts(void **state) {
+    (void)state;
+    StepMetrics steps[3] = {{.step = 1, .wall = 1015, .step_seconds = 5},
+                            {.step = 2, .wall = 1020, .step_seconds = 5},
+                            {.step = 3, .wall = 1025, .step_seconds = 5}};
+    MetricsTable table = {.steps = steps, .step_count = 3};
+    StepMetrics last = {.wall = 1090};
+    Goodput g;
+    goodput_begin(&g, 1000);
+    for (int i = 0; i < 3; i++) {
+        goodput_step(&g, 5, false);
+        goodput_fill(&g, &steps[i]);
+    }
+    assert_true(steps[2].run_seconds == 25 && steps[2].goodput == 0.6);
+    goodput_begin(&g, 1080);
+    goodput_resume(&g, &table, 1);
+    assert_true(g.began == 1000 && fabs(g.counted - 5) < 1e-9);
+    goodput_step(&g, 5, false);
+    goodput_step(&g, 5, true); /* a skipped step does not count */
+    goodput_fill(&g, &last);
+    assert_true(last.run_seconds == 90 && fabs(last.goodput - 10.0 / 90) < 1e-9);
+    goodput_begin(&g, 1080);
+    goodput_resume(&g, &table, 0);
+    assert_true(g.began == 1000 && g.counted == 0);
+    /* A run of an older version has no such figures. */
+    for (int i = 0; i < 3; i++) steps[i].run_seconds = steps[i].goodput = (double)NAN;
+    goodput_begin(&g, 1080);
+    goodput_resume(&g, &table, 2);
+    assert_true(g.began == 1080 && g.counted == 0);
+}
+
 static void numbers_keep_all_their_digits(void **state) {
     (void)state;
     log_steps(0, 1, 3);
@@ -76,6 +111,7 @@ static void numbers_keep_all_their_digits(void **state) {
         assert_int_equal(got.memory_peak, want.memory_peak);
         assert_int_equal(got.device_memory, want.device_memory);
         assert_true(got.device_fraction == want.device_fraction);
+        assert_true(got.run_seconds == want.run_seconds && got.goodput == want.goodput);
         assert_false(got.skipped || got.spike);
     }
     assert_true(t.validations[0].loss == 0.1 + 0.2);
@@ -529,6 +565,7 @@ static void holes_are_counted(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(holes_are_counted),
+        cmocka_unit_test(goodput_goes_on_over_restarts),
         cmocka_unit_test(numbers_keep_all_their_digits),
         cmocka_unit_test(every_line_is_an_object),
         cmocka_unit_test(a_resumed_run_holds_each_step_once),

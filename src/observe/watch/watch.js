@@ -99,6 +99,7 @@
     add('tokens', short(l.tokens), known(l.epoch) ? digits(l.epoch, 2) + ' epochs' : '');
     if (l.device_memory) add('device memory', bytes(l.device_memory), known(l.device_fraction) ? `${digits(100 * l.device_fraction, 1)}%` : '');
     add('memory', bytes(l.resident), 'peak ' + bytes(l.peak) + (known(l.memory_fraction) ? `, ${digits(100 * l.memory_fraction, 1)}%` : ''));
+    if (known(l.goodput)) add('goodput', digits(100 * l.goodput, 1) + '%', 'of the time since the first start');
     if (told.pid && l.step < l.total_steps) add('left', duration(l.eta), '');
     if (known(told.rank_count)) add('ranks', count(told.rank_count), known(told.threads) ? count(told.threads) + (told.threads === 1 ? ' thread each' : ' threads each') : '');
     if (known(told.parameters)) add('parameters', short(told.parameters), '');
