@@ -28,7 +28,7 @@ typedef struct Examples {
 } Examples;
 
 /* State of converting a task to requests. */
-typedef struct Maker {
+typedef struct TaskBuilder {
     Task *task;
     const Tokenizer *tokenizer;
     int64_t context;
@@ -37,7 +37,7 @@ typedef struct Maker {
     Examples examples;
     Text before, example;              /* description and examples; the current document as others' example */
     size_t documents, slots, requests; /* capacities */
-} Maker;
+} TaskBuilder;
 
 /* ---- growing ---- */
 
@@ -57,22 +57,22 @@ static TaskLength length_of(const Text *text) {
     return l;
 }
 
-static size_t add_slot(Maker *m, const Text *text) {
+static size_t add_slot(TaskBuilder *m, const Text *text) {
     Task *t = m->task;
     t->length = grow(t->length, t->slots, &m->slots, sizeof *t->length);
     t->length[t->slots] = length_of(text);
     return t->slots++;
 }
 
-static void add_document(Maker *m, const TaskQuestion *q) {
+static void add_document(TaskBuilder *m, const TaskQuestion *q) {
     Task *t = m->task;
     t->document = grow(t->document, t->documents, &m->documents, sizeof *t->document);
     t->document[t->documents++] = (TaskDocument){t->slots, q->count, q->gold};
 }
 
 /* Adds ids[0, count), scored from `first` on. If there are too many, ids are dropped at the left. */
-static ErrorCode add_request(Maker *m, const char *where, const int32_t *ids, size_t count, size_t first,
-                             size_t slot, Error *err) {
+static ErrorCode add_request(TaskBuilder *m, const char *where, const int32_t *ids, size_t count,
+                             size_t first, size_t slot, Error *err) {
     Task *t = m->task;
     size_t most = (size_t)m->context + 1, drop = count > most ? count - most : 0;
     if (first == count)
@@ -98,7 +98,7 @@ static void put(TokenList *list, int32_t id) {
 }
 
 /* Begins a context: with the BOS if requested. An empty context always gets a token. */
-static ErrorCode begin(const Maker *m, const char *where, bool empty, TokenList *list, Error *err) {
+static ErrorCode begin(const TaskBuilder *m, const char *where, bool empty, TokenList *list, Error *err) {
     list->count = 0;
     if (!empty && m->bos >= 0) put(list, m->bos);
     if (!empty) return OK;
@@ -115,7 +115,7 @@ static ErrorCode begin(const Maker *m, const char *where, bool empty, TokenList 
 /* The continuation's tokens are those that the whole has in addition to the context's, so a pair whose border
  * is inside a token is scored as in the harness. The context keeps its own tokens, even if the whole begins
  * with others. */
-static ErrorCode add_pair(Maker *m, const char *where, const Text *context, const Text *continuation,
+static ErrorCode add_pair(TaskBuilder *m, const char *where, const Text *context, const Text *continuation,
                           size_t slot, Error *err) {
     Text whole = {0};
     text_add(&whole, m->before.data, m->before.length);
@@ -138,7 +138,7 @@ static ErrorCode add_pair(Maker *m, const char *where, const Text *context, cons
 }
 
 /* Windows in which each token is scored once. The last one extends back as far as the context allows. */
-static ErrorCode add_text(Maker *m, const char *where, const Text *text, size_t slot, Error *err) {
+static ErrorCode add_text(TaskBuilder *m, const char *where, const Text *text, size_t slot, Error *err) {
     size_t most = (size_t)m->context;
     TRY(begin(m, where, true, &m->whole, err));
     TRY(tokenizer_encode(m->tokenizer, text->data ? text->data : "", text->length, &m->whole, err));
@@ -153,7 +153,7 @@ static ErrorCode add_text(Maker *m, const char *where, const Text *text, size_t 
 
 /* ---- examples ---- */
 
-static void add_example(Maker *m, const TaskQuestion *q) {
+static void add_example(TaskBuilder *m, const TaskQuestion *q) {
     Examples *e = &m->examples;
     e->items = grow(e->items, e->count, &e->capacity, sizeof *e->items);
     e->items[e->count] = (Text){0};
@@ -165,7 +165,7 @@ static bool is_same(const Text *a, const Text *b) {
 }
 
 /* The description, then the first examples, except those that equal the question. */
-static ErrorCode put_before(Maker *m, const char *where, const TaskQuestion *q, Error *err) {
+static ErrorCode put_before(TaskBuilder *m, const char *where, const TaskQuestion *q, Error *err) {
     const Examples *e = &m->examples;
     int64_t put = 0;
     text_clear(&m->before);
@@ -186,7 +186,7 @@ static ErrorCode put_before(Maker *m, const char *where, const TaskQuestion *q, 
 
 /* ---- questions ---- */
 
-static ErrorCode add_question(Maker *m, const char *where, const TaskQuestion *q, Error *err) {
+static ErrorCode add_question(TaskBuilder *m, const char *where, const TaskQuestion *q, Error *err) {
     TRY(put_before(m, where, q, err));
     add_document(m, q);
     for (int i = 0; i < q->count; i++) {
@@ -245,7 +245,7 @@ static ErrorCode json_document(const TaskFormat *f, const char *where, const Cor
 }
 
 /* Reads documents as questions or as examples; `most` 0: all. */
-static ErrorCode read_documents(Maker *m, CorpusReader *reader, const CorpusFile *file, bool examples,
+static ErrorCode read_documents(TaskBuilder *m, CorpusReader *reader, const CorpusFile *file, bool examples,
                                 int64_t most, TaskQuestion *q, Error *err) {
     bool more, json = corpus_format(file) == FORMAT_JSONL;
     uint64_t stored;
@@ -270,7 +270,7 @@ static ErrorCode read_documents(Maker *m, CorpusReader *reader, const CorpusFile
     return count > 0 ? OK : error_set(err, ERR_DATA, "%s: no documents", file->path);
 }
 
-static ErrorCode read_file(Maker *m, const char *path, bool examples, int64_t most, Error *err) {
+static ErrorCode read_file(TaskBuilder *m, const char *path, bool examples, int64_t most, Error *err) {
     CorpusFile file = {.path = (char *)(uintptr_t)path, .format = FORMAT_AUTO, .split = SPLIT_FILE};
     TaskQuestion q = {0};
     CorpusReader *reader;
@@ -287,7 +287,7 @@ static ErrorCode read_file(Maker *m, const char *path, bool examples, int64_t mo
 
 /* Reads examples from another file only as far as needed; of the task's own file all, since any may be left
  * out. */
-static ErrorCode read_task(Maker *m, const TaskSource *source, Error *err) {
+static ErrorCode read_task(TaskBuilder *m, const TaskSource *source, Error *err) {
     Examples *e = &m->examples;
     bool other = source->examples && *source->examples;
     *e = (Examples){.shots = source->num_fewshot, .own = !other};
@@ -303,7 +303,7 @@ static ErrorCode read_task(Maker *m, const TaskSource *source, Error *err) {
     return read_file(m, source->path, false, source->limit, err);
 }
 
-static void free_maker(Maker *m) {
+static void free_builder(TaskBuilder *m) {
     token_list_free(&m->left);
     token_list_free(&m->whole);
     text_free(&m->before);
@@ -362,13 +362,13 @@ ErrorCode task_open(Task **task, const TaskSource *source, const Tokenizer *toke
     *t = (Task){.format = format, .name = source->name && *source->name ? mem_strdup(source->name) : stem};
     if (t->name != stem) free(stem);
     int32_t bos = tokenizer_bos(tokenizer), eos = tokenizer_eos(tokenizer);
-    Maker m = {.task = t,
-               .tokenizer = tokenizer,
-               .context = context,
-               .prefix = bos >= 0 ? bos : eos,
-               .bos = add_bos ? bos : -1};
+    TaskBuilder m = {.task = t,
+                     .tokenizer = tokenizer,
+                     .context = context,
+                     .prefix = bos >= 0 ? bos : eos,
+                     .bos = add_bos ? bos : -1};
     if (code == OK) code = read_task(&m, source, err);
-    free_maker(&m);
+    free_builder(&m);
     if (code == OK) {
         take_print(t);
         return OK;

@@ -30,7 +30,7 @@ static int peer(const Execution *x, Action a) {
 }
 
 static void *memory_of(const Execution *x, Action a) {
-    if (a.kind == ACT_RECV_F) return execution_buffer(x, BUFFER_SLAB, a.unit, a.microbatch);
+    if (a.kind == ACT_RECV_F) return execution_buffer(x, BUFFER_SAVED, a.unit, a.microbatch);
     if (a.kind == ACT_SEND_F) return execution_buffer(x, BUFFER_OUTPUT, a.unit, a.microbatch);
     return execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, a.unit), a.microbatch);
 }

@@ -5,7 +5,8 @@
  *     exchange back] ==> unpermute
  *
  * The ranks first exchange how many rows each sends to each: integers, once, in the forward pass; they are
- * saved in the slab. All ranks of ep know all of these counts, so they cut the dispatch into the same chunks.
+ * saved for recomputation and backward. All ranks of ep know all of these counts, so they cut the dispatch
+ * into the same chunks.
  * A rank takes the rows of the other ranks in order, as many ranks at a time as fit its buffer. The rows of
  * one rank always fit: no row is ever dropped, nothing is allocated, and memory does not depend on the data.
  * How chunks are cut changes no bits, because the rows of each rank are processed by themselves. Where tokens

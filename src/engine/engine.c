@@ -60,7 +60,7 @@ static void layout(Engine *e) {
     statistics_layout(e);
     probe_layout(e);
     for (int a = 0; a < ARENAS; a++) e->work.arena[a] = pool_take(&e->pools[pool_of[a]], plan->arena[a]);
-    e->work.keep = pool_take(&e->pools[POOL_WORKSPACE], plan->keep);
+    e->work.stash = pool_take(&e->pools[POOL_WORKSPACE], plan->stash);
     e->work.scratch = pool_take(&e->pools[POOL_WORKSPACE], plan->scratch);
     e->device->scratch = pool_take(&e->pools[POOL_WORKSPACE], plan->device_scratch);
     e->device->scratch_size = plan->device_scratch;
@@ -444,11 +444,11 @@ static void end_gradients(Execution *x, Action a) {
         if (program_gradient(x->program, a, i, &g)) gradients_end(x, g.unit, g.flat, a.microbatch);
 }
 
-/* The buffers that a pass over a unit reads and writes besides the slab; `a` is the pass, or belongs to it. A
- * unit's output is the next unit's input and is written to its slab. If that unit is on another rank, the
- * output has a buffer of its own until it is sent. WGRAD reads what DGRAD left in `keep`, not the gradient's
- * buffer, which belongs to other units by then. Only the embedding, whose dgrad does nothing, reads that
- * buffer in WGRAD. */
+/* The buffers that a pass over a unit reads and writes besides its saved activations; `a` is the pass,
+ * or belongs to it. A unit's output is the first of the next unit's saved activations. If that unit is
+ * on another rank, the output has a buffer of its own until it is sent. WGRAD reads what DGRAD left in
+ * `stash`, not the gradient's buffer, which belongs to other units by then. Only the embedding, whose
+ * dgrad does nothing, reads that buffer in WGRAD. */
 UnitPass execution_unit(const Execution *x, Action a) {
     const Engine *e = x->engine;
     int u = a.unit, m = a.microbatch, last = x->program->units - 1;
@@ -459,18 +459,19 @@ UnitPass execution_unit(const Execution *x, Action a) {
                      .unit = u,
                      .together = grads == BOTH_GRADS,
                      .slice = a.slice,
-                     .slab = u > 0 ? execution_buffer(x, BUFFER_SLAB, u, m) : NULL,
-                     .keep = e->work.keep,
+                     .saved = u > 0 ? execution_buffer(x, BUFFER_SAVED, u, m) : NULL,
+                     .stash = e->work.stash,
                      .scratch = e->work.scratch};
     if (pass == ACT_FWD) {
         bool here = partition_runs(&e->plan->partition, u + 1);
-        if (u < last) unit.out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
+        if (u < last)
+            unit.out = execution_buffer(x, here ? BUFFER_SAVED : BUFFER_OUTPUT, here ? u + 1 : u, m);
         return unit;
     }
     if (grads != WGRAD || u == 0)
         unit.dx = execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
     if (grads != BOTH_GRADS && u > 0 && (u < last || e->model.config.mtp_module))
-        unit.keep = execution_buffer(x, BUFFER_KEEP, u, m);
+        unit.stash = execution_buffer(x, BUFFER_STASH, u, m);
     return unit;
 }
 

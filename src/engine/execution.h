@@ -51,7 +51,7 @@ typedef struct StepGradients {
 } StepGradients;
 
 typedef struct Workspace {
-    char *arena[ARENAS], *keep, *scratch;
+    char *arena[ARENAS], *stash, *scratch;
     char *bucket;      /* of collectives */
     float *tie_buffer; /* the other rank's contribution to a tied gradient */
     char *exchange;    /* workspace of sums inside passes, over tp or cp: one at a time */

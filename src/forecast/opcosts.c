@@ -97,8 +97,8 @@ static UnitPass unit_of(const Counter *c, Action a) {
                       .unit = a.unit,
                       .together = pass != ACT_FWD && pass_grads(pass) == BOTH_GRADS,
                       .slice = a.slice,
-                      .slab = a.unit > 0 ? somewhere() : NULL,
-                      .keep = somewhere(),
+                      .saved = a.unit > 0 ? somewhere() : NULL,
+                      .stash = somewhere(),
                       .scratch = somewhere(),
                       .out = somewhere(),
                       .dx = somewhere()};

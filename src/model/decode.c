@@ -2,8 +2,8 @@
  * earlier tokens (KV cache). A prompt is fed in chunks, each attending to the cache that the previous ones
  * have filled.
  *
- * All blocks share two slabs, since nothing is saved for a backward pass. The input comes first in a slab,
- * and the output of one pass is written where the next one has its input.
+ * All blocks share two buffers for their tensors, since nothing is saved for a backward pass. The input comes
+ * first in a buffer, and the output of one pass is written where the next one has its input.
  *
  *     embedding --> states[1] --> block 1 --> states[0] --> block 2 --> states[1] --> ...
  *                                   |                         |
@@ -46,11 +46,11 @@ static size_t cached_bytes(const Model *m, int64_t positions) {
     return most;
 }
 
-/* The largest slab of a block: layers with experts also save the routing. */
-static size_t slab_bytes(const Model *m) {
+/* The largest of a block: layers with experts also save the routing. */
+static size_t saved_bytes(const Model *m) {
     size_t most = 0;
     for (int u = 1; u < m->table.units - 1; u++)
-        if (unit_slab_bytes(m, u) > most) most = unit_slab_bytes(m, u);
+        if (unit_saved_bytes(m, u) > most) most = unit_saved_bytes(m, u);
     return most;
 }
 
@@ -64,8 +64,8 @@ static void layout(Decoder *g) {
     g->cache.base = pool_take(p, (size_t)(g->model.table.units - 2) * g->cache.unit_bytes);
     g->batch.ids = pool_take(p, ids);
     g->batch.positions = pool_take(p, ids);
-    for (int i = 0; i < 2; i++) g->states[i] = pool_take(p, slab_bytes(&g->model));
-    g->keep = pool_take(p, model_keep_bytes(&g->model));
+    for (int i = 0; i < 2; i++) g->states[i] = pool_take(p, saved_bytes(&g->model));
+    g->stash = pool_take(p, model_stash_bytes(&g->model));
     g->scratch = pool_take(p, model_scratch_bytes(&g->model));
     g->logits = pool_take(p, (size_t)c->vocab_size * sizeof(float));
     g->rstd = pool_take(p, sizeof(float));
@@ -141,8 +141,8 @@ static char *feed_chunk(Decoder *g, const Pass *p, const int32_t *ids, int64_t c
     for (int u = 0; u < last; u++, at ^= 1)
         unit_forward(&(UnitPass){.pass = p,
                                  .unit = u,
-                                 .slab = g->states[at],
-                                 .keep = g->keep,
+                                 .saved = g->states[at],
+                                 .stash = g->stash,
                                  .scratch = g->scratch,
                                  .out = g->states[at ^ 1]},
                      unit_ops(c, u));

@@ -12,7 +12,7 @@ typedef struct Decoder {
     KeyValueCache cache;
     Pool pool;
     Microbatch batch;
-    char *states[2], *keep, *scratch;
+    char *states[2], *stash, *scratch;
     float *logits, *rstd; /* [V], [1] */
     int32_t *fed; /* [positions] host memory: the sequence, if RoPE depends on its length; else NULL */
 } Decoder;

@@ -46,7 +46,7 @@ typedef struct UnitTensors {
 } UnitTensors;
 
 /* Addresses of a unit's tensors in its memory. */
-void unit_tensors(const Model *m, int unit, char *slab, char *keep, char *scratch, UnitTensors *out);
+void unit_tensors(const Model *m, int unit, char *saved, char *stash, char *scratch, UnitTensors *out);
 /* Whether a tensor of this lifetime is saved until the backward pass. */
 bool lifetime_stays(Lifetime life, Recompute recompute);
 /* Lifetime of the stream before the `index`-th sublayer: before the first, that is the unit's input. */

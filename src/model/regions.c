@@ -1,18 +1,18 @@
 /* Where the tensors of a unit's passes are in memory. One walk over their rows counts bytes (without base
- * addresses) or assigns addresses. What the recompute policy drops from the slab moves to `keep` if wgrad
- * reads it, else to `scratch`.
+ * addresses) or assigns addresses. What the recompute policy drops from the saved activations moves to
+ * `stash` if wgrad reads it, else to `scratch`.
  *
  *  1. The plan counts with the same walk that assigns addresses, so the two cannot differ.
  *  2. No two rows of a layer share bytes, even in scratch: an op may read what any earlier op of the pass has
  *     made. Units share memory, since their passes do not overlap, and a block's sublayers the TP buffers
  *     (take_shared).
  *
- * What stays in the slab from the forward pass to the backward pass, by lifetime and policy:
+ * What is saved from the forward pass to the backward pass, by lifetime and policy:
  *
  *                  none   selective   full        elsewhere:
- *     INPUT        slab   slab        slab
- *     SAVED        slab   slab        -           operands of wgrad   keep
- *     CHEAP        slab   -           -           all others                    scratch
+ *     INPUT        saved  saved       saved
+ *     SAVED        saved  saved       -           operands of wgrad   stash
+ *     CHEAP        saved  -           -           all others                    scratch
  *     SCRATCH      -      -           -
  *
  * Operands have a region of their own (the wgrad stash), since wgrad may run much later than dgrad, when
@@ -23,7 +23,7 @@
 #include "device/ops/recurrence.h"
 #include "model/internal.h"
 
-typedef enum Region { REGION_SLAB, REGION_KEEP, REGION_SCRATCH, REGIONS } Region;
+typedef enum Region { REGION_SAVED, REGION_STASH, REGION_SCRATCH, REGIONS } Region;
 
 typedef struct Cursor {
     char *base[REGIONS];
@@ -128,8 +128,8 @@ int64_t collective_count(const Model *m, const Collective *row, int chunk) {
 /* With dispatch, rows on the remote rank live for one dispatch chunk only. */
 static Region region_of(const Model *m, const TensorRow *row) {
     if (row->rows == EXTENT_WORKED && m->dispatch_rows > 0) return REGION_SCRATCH;
-    return lifetime_stays(row->life, m->recompute) ? REGION_SLAB
-           : row->operand                          ? REGION_KEEP
+    return lifetime_stays(row->life, m->recompute) ? REGION_SAVED
+           : row->operand                          ? REGION_STASH
                                                    : REGION_SCRATCH;
 }
 
@@ -233,8 +233,8 @@ static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
         out->adapters.replicated = take_scratch(c, replicated_elements(m) * dtype_bytes(m->compute));
 }
 
-void unit_tensors(const Model *m, int unit, char *slab, char *keep, char *scratch, UnitTensors *out) {
-    lay_out(m, unit, &(Cursor){.base = {slab, keep, scratch}}, out);
+void unit_tensors(const Model *m, int unit, char *saved, char *stash, char *scratch, UnitTensors *out) {
+    lay_out(m, unit, &(Cursor){.base = {saved, stash, scratch}}, out);
 }
 
 static size_t region_bytes(const Model *m, int unit, Region region) {
@@ -244,9 +244,9 @@ static size_t region_bytes(const Model *m, int unit, Region region) {
     return c.used[region];
 }
 
-size_t unit_slab_bytes(const Model *m, int unit) { return region_bytes(m, unit, REGION_SLAB); }
+size_t unit_saved_bytes(const Model *m, int unit) { return region_bytes(m, unit, REGION_SAVED); }
 
-size_t unit_keep_bytes(const Model *m, int unit) { return region_bytes(m, unit, REGION_KEEP); }
+size_t unit_stash_bytes(const Model *m, int unit) { return region_bytes(m, unit, REGION_STASH); }
 
 /* Memory that units share is as large as the largest unit's. */
 static size_t most_bytes(const Model *m, Region region) {
@@ -258,7 +258,7 @@ static size_t most_bytes(const Model *m, Region region) {
     return most;
 }
 
-size_t model_keep_bytes(const Model *m) { return most_bytes(m, REGION_KEEP); }
+size_t model_stash_bytes(const Model *m) { return most_bytes(m, REGION_STASH); }
 
 size_t model_scratch_bytes(const Model *m) { return most_bytes(m, REGION_SCRATCH); }
 

@@ -36,7 +36,7 @@ static Run start(const UnitPass *u) {
     Run r = {.u = u};
     unit_sublayers(&m->config, u->unit, r.sublayers);
     r.count = unit_steps(&m->config, u->unit, r.steps);
-    unit_tensors(m, u->unit, u->slab, u->keep, u->scratch, &r.tensors);
+    unit_tensors(m, u->unit, u->saved, u->stash, u->scratch, &r.tensors);
     bool begins = r.tensors.dstream != NULL;
     r.out = begins ? r.tensors.dn : u->out;
     r.dstream = begins ? r.tensors.dstream : u->dx;
@@ -85,7 +85,7 @@ static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
                        .adapters = &r->tensors.adapters,
                        .inner = t->inner,
                        .own_x = t->n,
-                       .input = r->u->slab,
+                       .input = r->u->saved,
                        .dstream = r->dstream,
                        .x = is_shared(r) ? shared->full : t->n,
                        .y = partials ? shared->partials : result_of(r, step->sublayer, result)};

@@ -10,9 +10,9 @@
  *                residual stream of its own: a layer that begins it, a block, and a layer that ends it
  *
  * Memory
- *   slab(u, m)   activations saved from the forward to the backward pass of unit u on microbatch m, the
+ *   saved(u, m)  activations saved from the forward to the backward pass of unit u on microbatch m, the
  *                unit's input first. The previous unit writes its output there, so no activation is copied.
- *   keep(u, m)   wgrad stash: operands of wgrad when dgrad and wgrad run separately. When they run together
+ *   stash(u, m)  wgrad stash: operands of wgrad when dgrad and wgrad run separately. When they run together
  *                it is shared memory that every unit reuses.
  *   scratch      shared by all units, dead after each action.
  *
@@ -284,9 +284,9 @@ bool collective_applies(const ModelConfig *c, CpGroup cp, const Collective *row)
 /* ---- memory ---- */
 
 /* Bytes of a unit for one microbatch, and of memory that all units share. */
-size_t unit_slab_bytes(const Model *m, int unit);
-size_t unit_keep_bytes(const Model *m, int unit);
-size_t model_keep_bytes(const Model *m); /* dgrad and wgrad run together: the largest unit's */
+size_t unit_saved_bytes(const Model *m, int unit);
+size_t unit_stash_bytes(const Model *m, int unit);
+size_t model_stash_bytes(const Model *m); /* dgrad and wgrad run together: the largest unit's */
 size_t model_scratch_bytes(const Model *m);
 size_t boundary_bytes(const Model *m); /* this rank's shard of one p2p tensor, in the compute dtype */
 
@@ -295,7 +295,7 @@ size_t boundary_bytes(const Model *m); /* this rank's shard of one p2p tensor, i
 typedef struct UnitPass {
     const Pass *pass;
     int unit;
-    char *slab, *keep, *scratch; /* NULL where the unit has no such memory */
+    char *saved, *stash, *scratch; /* NULL where the unit has no such memory */
     /* For the op that makes and uses logits: all of it (0), the logits of chunk j (2j + 1), or the loss and
      * gradients from them (2j + 2). Between the two, ranks exchange records. */
     int slice;

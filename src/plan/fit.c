@@ -95,8 +95,8 @@ static ErrorCode estimate(Fit *f, Error *err) {
     for (int u = 0; u < m.table.units && code == OK; u++) {
         f->fixed[u] = fixed_bytes(f->l, c, (double)param_unit_size(&m.table, u), state_bytes(&m.table, &g, u),
                                   (double)dtype_bytes(compute), !d.separate_memory);
-        f->activation[u] = (double)unit_slab_bytes(&m, u) +
-                           (f->l->schedule.split_backward ? (double)unit_keep_bytes(&m, u) : 0);
+        f->activation[u] = (double)unit_saved_bytes(&m, u) +
+                           (f->l->schedule.split_backward ? (double)unit_stash_bytes(&m, u) : 0);
     }
     count_live(&f->l->schedule, f->live);
     param_groups_free(&g);

@@ -2,9 +2,9 @@
  * their arenas.
  *
  *     action      0    1    2    3    4    5    6          a buffer lives from the first action
- *     slab 1      |---------------------------|            that touches it to the last; two that
- *     slab 2           |-----------------|                 are never alive together may share bytes
- *     keep 2                      |-----------|
+ *     saved 1     |---------------------------|            that touches it to the last; two that
+ *     saved 2          |-----------------|                 are never alive together may share bytes
+ *     stash 2                     |-----------|
  *     gathered 1  |---------|          |------|            (two lives, two buffers)
  *
  * If an action uses a buffer that action_buffers does not list, it corrupts another buffer.
@@ -82,8 +82,8 @@ static size_t batch_bytes(const Program *p, const Model *m) {
 static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, int unit) {
     switch (kind) {
     case BUFFER_BATCH: return batch_bytes(p, m);
-    case BUFFER_SLAB: return pool_round(unit_slab_bytes(m, unit));
-    case BUFFER_KEEP: return pool_round(unit_keep_bytes(m, unit));
+    case BUFFER_SAVED: return pool_round(unit_saved_bytes(m, unit));
+    case BUFFER_STASH: return pool_round(unit_stash_bytes(m, unit));
     case BUFFER_GATHERED: return gathered_offset(p, m, unit, FLATS);
     case BUFFER_OUTPUT:
     case BUFFER_GRADIENT: return pool_round(boundary_bytes(m));
@@ -143,21 +143,21 @@ static void name_reduced(Naming *n, Action a) {
         name(n, buffer_of_flat(first, (Flat)f), a.unit);
 }
 
-/* A forward pass writes its output into the slab of the unit above. A separate wgrad reads what dgrad kept;
- * that of the embedding reads the gradient that came down to it. */
+/* A forward pass writes its output into the saved activations of the unit above. A separate wgrad
+ * reads what dgrad left in the stash; that of the embedding reads the gradient that came down to it. */
 static void name_pass(Naming *n, Action a) {
     const Program *p = n->p;
     int u = a.unit;
     name(n, BUFFER_BATCH, 0);
-    name(n, BUFFER_SLAB, u);
+    name(n, BUFFER_SAVED, u);
     if (a.kind == ACT_FWD && u + 1 < p->units) {
         bool here = partition_runs(p->partition, u + 1);
-        name(n, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u);
+        name(n, here ? BUFFER_SAVED : BUFFER_OUTPUT, here ? u + 1 : u);
     }
     if (a.kind == ACT_BWD || a.kind == ACT_DGRAD) name(n, BUFFER_GRADIENT, gradient_unit(p, u));
     if (a.kind == ACT_WGRAD && u == 0)
         name(n, BUFFER_GRADIENT, gradient_unit(p, u)); /* the embedding's wgrad reads it */
-    if (a.kind == ACT_DGRAD || a.kind == ACT_WGRAD) name(n, BUFFER_KEEP, u);
+    if (a.kind == ACT_DGRAD || a.kind == ACT_WGRAD) name(n, BUFFER_STASH, u);
     name_gradients(n, a);
 }
 
@@ -188,7 +188,7 @@ static int name_buffers(Naming n, Action a) {
     case ACT_COLLECTIVE:
     case ACT_WAIT:
     case ACT_DISPATCH: name_exchange(&n, a); break;
-    case ACT_RECV_F: name(&n, BUFFER_SLAB, a.unit); break;
+    case ACT_RECV_F: name(&n, BUFFER_SAVED, a.unit); break;
     case ACT_SEND_F: name(&n, BUFFER_OUTPUT, a.unit); break;
     case ACT_RECV_B:
     case ACT_SEND_B: name(&n, BUFFER_GRADIENT, gradient_unit(p, a.unit)); break;
@@ -473,7 +473,7 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     collect(plan, p, m);
     place(plan);
     plan->scratch = pool_round(model_scratch_bytes(m));
-    plan->keep = pool_round(model_keep_bytes(m));
+    plan->stash = pool_round(model_stash_bytes(m));
     plan->masters = !spec->inference || m->compute == DTYPE_F32;
     plan->parameters = pool_round((plan->masters ? owned : vectors) * sizeof(float));
     /* With shards, products read gathered parameters, which are in the compute dtype already: a copy of the
@@ -518,7 +518,7 @@ static void list_pools(const MemoryPlan *plan, size_t out[POOLS]) {
                                  plan->constants,
                                  plan->statistics,
                                  plan->arena[ARENA_ACTIVATIONS],
-                                 plan->keep + plan->scratch + plan->device_scratch,
+                                 plan->stash + plan->scratch + plan->device_scratch,
                                  memory_plan_communication(plan)};
     memcpy(out, pools, sizeof pools);
 }
@@ -606,7 +606,7 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     row(plan, out, "activations", plan->arena[ARENA_ACTIVATIONS], note);
     snprintf(note, sizeof note, "block gradients, logits of %lld tokens at a time%s", (long long)m->loss_rows,
              plan->scratch > pool_round(model_scratch_bytes(m)) ? ", the update of the largest matrix" : "");
-    row(plan, out, "workspace", plan->keep + plan->scratch + plan->device_scratch, note);
+    row(plan, out, "workspace", plan->stash + plan->scratch + plan->device_scratch, note);
     row(plan, out, "communication", memory_plan_communication(plan), "buckets of collectives");
     row(plan, out, "constants", plan->constants, "rotation table");
     row(plan, out, "statistics", plan->statistics, "of losses and gradients; what changes from step to step");

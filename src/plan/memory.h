@@ -20,9 +20,9 @@ typedef enum BufferKind {
      * is, [T] int32 targets and [T] fp32 losses of each MTP head, and [T] int32 next ids of an MTP module.
      * First keys cover all ranks of cp */
     BUFFER_BATCH,
-    BUFFER_SLAB,   /* saved activations of unit u (model/unit.h); begins with the output of unit u - 1 */
+    BUFFER_SAVED,  /* saved activations of unit u (model/unit.h); begins with the output of unit u - 1 */
     BUFFER_OUTPUT, /* [T, h] output of u, to be sent to another rank */
-    BUFFER_KEEP,   /* wgrad stash of u, only where dgrad and wgrad run separately */
+    BUFFER_STASH,  /* wgrad stash of u, only where dgrad and wgrad run separately */
     /* [T, h] gradient that travels back through adjacent units of this rank; named by the last of them */
     BUFFER_GRADIENT,
     BUFFER_GATHERED, /* parameters of u; `microbatch` is the index of the gather in the step */
@@ -83,9 +83,9 @@ typedef struct MemoryPlan {
     Buffer *buffers;
     int *index; /* [kind, unit, microbatch] -> 1 + index of the buffer; 0: there is none */
     int units, columns;
-    size_t arena[ARENAS]; /* bytes */
-    size_t keep, scratch; /* shared regions of model/unit.h in the workspace pool; updates use scratch too */
-    bool masters;         /* matrices are held in fp32; false for inference in bf16: only the copy is */
+    size_t arena[ARENAS];  /* bytes */
+    size_t stash, scratch; /* shared regions of model/unit.h in the workspace pool; updates use scratch too */
+    bool masters;          /* matrices are held in fp32; false for inference in bf16: only the copy is */
     size_t parameters, copy; /* owned fp32 master weights; their persistent copy in the compute dtype */
     size_t gradients; /* of the step: sums and owned shards; those of microbatches are in their arena */
     size_t optimizer; /* states and averages of owned elements */

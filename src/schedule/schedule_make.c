@@ -1,8 +1,8 @@
 /* The compute orders of the named schedules.
  *
- * Each rank's order is made by itself. A Maker counts, for every (chunk, kind), which microbatch comes next,
- * so rules can be written as "two forwards of the low stage, then ...". Chunk c of a rank is its c-th stage
- * from below; `w` is the length of the warm-up. The papers are listed in schedule.h.
+ * Each rank's order is made by itself. An OrderBuilder counts, for every (chunk, kind), which microbatch
+ * comes next, so rules can be written as "two forwards of the low stage, then ...". Chunk c of a rank is
+ * its c-th stage from below; `w` is the length of the warm-up. The papers are listed in schedule.h.
  *
  *     stages of 3 ranks     one each: 0 1 2     looped: 0 1 2 / 3 4 5     V: 0 1 2 / 5 4 3
  *
@@ -21,14 +21,14 @@
 
 #define MAX_PAIRS ((int64_t)1 << 22) /* (stage, microbatch) */
 
-typedef struct Maker {
+typedef struct OrderBuilder {
     Order *order;
     int ranks, rank, microbatches, chunks; /* P, r, m, v */
     bool v;
     int next[2][CELL_B + 1];     /* of the V schedules: next microbatch of (chunk, kind) */
     Cell *queue;                 /* delayed wgrads */
     int queue_first, queue_last; /* [first, last) */
-} Maker;
+} OrderBuilder;
 
 static int min_int(int a, int b) { return a < b ? a : b; }
 static int max_int(int a, int b) { return a > b ? a : b; }
@@ -39,24 +39,24 @@ static int rank_of(bool v, int ranks, int stage) {
     return v && lap % 2 ? ranks - 1 - place : place;
 }
 
-static int stage_of(const Maker *k, int chunk) {
+static int stage_of(const OrderBuilder *k, int chunk) {
     return chunk * k->ranks + (k->v && chunk % 2 ? k->ranks - 1 - k->rank : k->rank);
 }
 
 /* Leaves out cells of microbatches that do not exist: the closed forms and ZBV rely on this at their ends. */
-static void emit(Maker *k, CellKind kind, int chunk, int microbatch) {
+static void emit(OrderBuilder *k, CellKind kind, int chunk, int microbatch) {
     if (microbatch < 0 || microbatch >= k->microbatches) return;
     order_add(k->order, (Cell){kind, stage_of(k, chunk), microbatch, false});
 }
 
 /* GPipe is LoopedBFS with one stage a rank, except that its backwards ascend. */
-static void make_gpipe(Maker *k) {
+static void make_gpipe(OrderBuilder *k) {
     for (int i = 0; i < k->microbatches; i++) emit(k, CELL_F, 0, i);
     for (int i = 0; i < k->microbatches; i++) emit(k, CELL_B, 0, i);
 }
 
 /* Rank r runs P - 1 - r forwards ahead of its backwards: that is when the first gradient can arrive. */
-static void make_1f1b(Maker *k) {
+static void make_1f1b(OrderBuilder *k) {
     int w = min_int(k->microbatches, k->ranks - 1 - k->rank);
     for (int i = 0; i < w; i++) emit(k, CELL_F, 0, i);
     for (int i = 0; i < k->microbatches; i++) {
@@ -67,7 +67,7 @@ static void make_1f1b(Maker *k) {
 
 /* All forwards of a chunk, then those of the next. Backwards go the other way, microbatches too: the last
  * output is consumed first. */
-static void make_looped_bfs(Maker *k) {
+static void make_looped_bfs(OrderBuilder *k) {
     for (int c = 0; c < k->chunks; c++)
         for (int i = 0; i < k->microbatches; i++) emit(k, CELL_F, c, i);
     for (int c = k->chunks - 1; c >= 0; c--)
@@ -82,7 +82,7 @@ static int round_size(int ranks, int microbatches) {
 
 /* The n-th forward or backward of a rank: rounds of R microbatches go through all chunks, for backwards in
  * descending order. */
-static void emit_interleaved(Maker *k, CellKind kind, int n) {
+static void emit_interleaved(OrderBuilder *k, CellKind kind, int n) {
     int size = round_size(k->ranks, k->microbatches);
     if (n < 0 || n >= k->chunks * k->microbatches) return;
     int chunk = n / size % k->chunks;
@@ -91,7 +91,7 @@ static void emit_interleaved(Maker *k, CellKind kind, int n) {
 
 /* The warm-up is a round for each chunk but the last, and two forwards for each rank behind: one for the way
  * up and one for the way back. */
-static void make_interleaved_1f1b(Maker *k) {
+static void make_interleaved_1f1b(OrderBuilder *k) {
     int all = k->chunks * k->microbatches, size = round_size(k->ranks, k->microbatches);
     int w = min_int(all, (k->chunks - 1) * size + 2 * (k->ranks - 1 - k->rank));
     for (int n = 0; n < w; n++) emit_interleaved(k, CELL_F, n);
@@ -102,7 +102,7 @@ static void make_interleaved_1f1b(Maker *k) {
 }
 
 /* Half the warm-up, with wgrads delayed by r backwards. */
-static void make_interleaved_zero_bubble(Maker *k) {
+static void make_interleaved_zero_bubble(OrderBuilder *k) {
     int all = k->chunks * k->microbatches, size = round_size(k->ranks, k->microbatches);
     int w = min_int(all, (k->chunks - 1) * size + k->ranks - 1 - k->rank);
     for (int n = 0; n < w; n++) emit_interleaved(k, CELL_F, n);
@@ -116,7 +116,7 @@ static void make_interleaved_zero_bubble(Maker *k) {
 /* ZB-H1 with pace 1, ZB-H2 with pace 2: dgrad of x is delayed by pace (P-1-r) forwards, its wgrad by pace
  * (P-1). So all ranks compute wgrads when they would otherwise be idle. Pace 2 keeps about twice as many
  * activations and closes that gap too. */
-static void make_zb(Maker *k, int pace) {
+static void make_zb(OrderBuilder *k, int pace) {
     int last = k->microbatches + pace * (k->ranks - 1);
     for (int x = 0; x < last; x++) {
         emit(k, CELL_F, 0, x);
@@ -127,15 +127,17 @@ static void make_zb(Maker *k, int pace) {
 
 enum { LOW = 0, HIGH = 1 }; /* the two stages of a rank in a V */
 
-static void emit_next(Maker *k, CellKind kind, int chunk) { emit(k, kind, chunk, k->next[chunk][kind]++); }
+static void emit_next(OrderBuilder *k, CellKind kind, int chunk) {
+    emit(k, kind, chunk, k->next[chunk][kind]++);
+}
 
-static void emit_split(Maker *k, int chunk) {
+static void emit_split(OrderBuilder *k, int chunk) {
     emit_next(k, CELL_I, chunk);
     emit_next(k, CELL_W, chunk);
 }
 
 /* ZBV from its third phase until no forward is left, for n microbatches of which some may not exist. */
-static void make_zbv_middle(Maker *k, int n) {
+static void make_zbv_middle(OrderBuilder *k, int n) {
     for (int i = 0; i < k->ranks - k->rank; i++) {
         emit_next(k, CELL_F, HIGH);
         emit_split(k, HIGH);
@@ -151,7 +153,7 @@ static void make_zbv_middle(Maker *k, int n) {
 /* Two stages a rank, down and up again: the first rank on the way down is the last on the way up, so
  * activations live equally long on all ranks. With too few microbatches to fill the V, `n` is larger than
  * their number. */
-static void make_zbv(Maker *k) {
+static void make_zbv(OrderBuilder *k) {
     int n = max_int(k->microbatches, 2 * k->ranks - 1);
     for (int i = 0; i < 2 * (k->ranks - k->rank) - 1; i++) emit_next(k, CELL_F, LOW);
     for (int i = 0; i < k->rank; i++) {
@@ -169,28 +171,28 @@ static void make_zbv(Maker *k) {
 }
 
 /* DualPipeV counts full backwards and dgrads together. */
-static void emit_backward(Maker *k, int chunk) { emit(k, CELL_B, chunk, k->next[chunk][CELL_B]++); }
+static void emit_backward(OrderBuilder *k, int chunk) { emit(k, CELL_B, chunk, k->next[chunk][CELL_B]++); }
 
 /* Delays the wgrad: it stays in the queue until there is a gap. */
-static void emit_input(Maker *k, int chunk) {
+static void emit_input(OrderBuilder *k, int chunk) {
     int microbatch = k->next[chunk][CELL_B]++;
     emit(k, CELL_I, chunk, microbatch);
     k->queue[k->queue_last++] = (Cell){CELL_W, stage_of(k, chunk), microbatch, false};
 }
 
-static void emit_queued(Maker *k) {
+static void emit_queued(OrderBuilder *k) {
     CHECK(k->queue_first < k->queue_last);
     order_add(k->order, k->queue[k->queue_first++]);
 }
 
-static void emit_overlapped(Maker *k, int forward, int backward) {
+static void emit_overlapped(OrderBuilder *k, int forward, int backward) {
     emit_next(k, CELL_F, forward);
     k->order->cells[k->order->count - 1].overlap = true;
     emit_backward(k, backward);
 }
 
 /* Phases 1 to 3 fill the V. */
-static void make_dualpipev_start(Maker *k) {
+static void make_dualpipev_start(OrderBuilder *k) {
     int after = k->ranks - 1 - k->rank;
     for (int i = 0; i < 2 * after; i++) emit_next(k, CELL_F, LOW);
     for (int i = 0; i < k->rank + 1; i++) {
@@ -205,7 +207,7 @@ static void make_dualpipev_start(Maker *k) {
 }
 
 /* Phases 4 and 5 are pairs. At the bottom of the V the two stages of the first pair depend on each other. */
-static void make_dualpipev_pairs(Maker *k) {
+static void make_dualpipev_pairs(OrderBuilder *k) {
     int after = k->ranks - 1 - k->rank;
     for (int i = 0; i < k->microbatches - 2 * k->ranks + k->rank + 1; i++) {
         if (i == 0 && after == 0) {
@@ -223,7 +225,7 @@ static void make_dualpipev_pairs(Maker *k) {
 }
 
 /* Phases 6 to 8 drain the V; from the middle of phase 6 on, wgrads fill the gaps. */
-static void make_dualpipev_end(Maker *k) {
+static void make_dualpipev_end(OrderBuilder *k) {
     int whole = 2 * ((k->rank + 1) / 2) + (k->rank % 2 ? 0 : 1);
     for (int half = 0; half < 2 * (k->rank + 1); half++)
         (half < whole ? emit_backward : emit_input)(k, half % 2 ? LOW : HIGH);
@@ -235,7 +237,7 @@ static void make_dualpipev_end(Maker *k) {
     CHECK(k->queue_first == k->queue_last);
 }
 
-static void make_dualpipev(Maker *k) {
+static void make_dualpipev(OrderBuilder *k) {
     k->queue = mem_alloc_array(2 * (size_t)k->microbatches, sizeof *k->queue);
     make_dualpipev_start(k);
     make_dualpipev_pairs(k);
@@ -244,7 +246,7 @@ static void make_dualpipev(Maker *k) {
 }
 
 /* No default case: the compiler then warns about a new name without an order. */
-static void make_rank(Maker *k, ScheduleName name) {
+static void make_rank(OrderBuilder *k, ScheduleName name) {
     switch (name) {
     case PIPE_GPIPE: make_gpipe(k); break;
     case PIPE_1F1B: make_1f1b(k); break;
@@ -318,12 +320,12 @@ ErrorCode schedule_make(Schedule *s, ScheduleName name, int ranks, int microbatc
     s->split_backward = schedule_splits_backward(name);
     for (int i = 0; i < s->stages; i++) s->rank_of_stage[i] = rank_of(schedule_is_v(name), ranks, i);
     for (int r = 0; r < ranks; r++) {
-        Maker k = {.order = &s->orders[r],
-                   .ranks = ranks,
-                   .rank = r,
-                   .microbatches = microbatches,
-                   .chunks = stages_per_rank,
-                   .v = schedule_is_v(name)};
+        OrderBuilder k = {.order = &s->orders[r],
+                          .ranks = ranks,
+                          .rank = r,
+                          .microbatches = microbatches,
+                          .chunks = stages_per_rank,
+                          .v = schedule_is_v(name)};
         make_rank(&k, name);
     }
     return OK;

@@ -36,7 +36,7 @@ typedef struct Bench {
     Weights weights;
     Gradients gradients;
     Pass pass;
-    Region slab, keep, scratch, out, dx, losses, *matrices, *vectors, *matrix_gradients, *vector_gradients;
+    Region saved, stash, scratch, out, dx, losses, *matrices, *vectors, *matrix_gradients, *vector_gradients;
     float *inverse_token_count; /* [1] tensor memory */
     int further;                /* MTP heads */
     Region mtp_losses[MTP_DEPTH_MAX];
@@ -180,8 +180,8 @@ static void check_used(Bench *b, const Region *r, const char *what) {
 static void lay_out(Bench *b) {
     const Model *m = &b->model;
     size_t e = dtype_bytes(m->compute), ids = TOKENS * sizeof(int32_t);
-    b->slab = take(b, unit_slab_bytes(m, b->unit));
-    b->keep = take(b, unit_keep_bytes(m, b->unit));
+    b->saved = take(b, unit_saved_bytes(m, b->unit));
+    b->stash = take(b, unit_stash_bytes(m, b->unit));
     b->scratch = take(b, model_scratch_bytes(m));
     b->out = take(b, boundary_bytes(m));
     b->dx = take(b, boundary_bytes(m));
@@ -347,15 +347,15 @@ static size_t state_count(const Bench *b) { return TOKENS * (size_t)b->model.con
 static UnitPass unit_pass(Bench *b) {
     return (UnitPass){.pass = &b->pass,
                       .unit = b->unit,
-                      .slab = b->unit > 0 ? b->slab.base : NULL,
-                      .keep = b->keep.base,
+                      .saved = b->unit > 0 ? b->saved.base : NULL,
+                      .stash = b->stash.base,
                       .scratch = b->scratch.base,
                       .out = is_head(b) ? NULL : b->out.base,
                       .dx = b->dx.base};
 }
 
 static void set_input(Bench *b) {
-    if (b->unit > 0) fill(b, b->slab.base, state_count(b), b->model.compute, 40, 1, 0);
+    if (b->unit > 0) fill(b, b->saved.base, state_count(b), b->model.compute, 40, 1, 0);
 }
 
 static void set_gradient(Bench *b) {
@@ -405,19 +405,19 @@ static Made run(Case c, Manner manner) {
     add_made(&b, &made, is_head(&b) ? &b.losses : &b.out);
     for (int k = 0; k < b.further; k++) add_made(&b, &made, &b.mtp_losses[k]);
     spoil(&b, &b.scratch);
-    spoil(&b, &b.keep);
+    spoil(&b, &b.stash);
     spoil(&b, &b.out);
     set_gradient(&b);
     backward(&b, manner.split_backward ? DGRAD : BOTH_GRADS, manner.apart);
     if (b.unit > 0) add_made(&b, &made, &b.dx);
     if (manner.split_backward) {
-        check_used(&b, &b.keep, "keep");
+        check_used(&b, &b.stash, "stash");
         spoil(&b, &b.scratch);
         if (b.unit > 0) spoil(&b, &b.dx); /* only the embedding reads it */
         backward(&b, WGRAD, manner.apart);
     }
-    check_used(&b, &b.slab, "slab");
-    const Region *fenced[] = {&b.slab, &b.keep, &b.scratch, &b.out, &b.dx, &b.losses};
+    check_used(&b, &b.saved, "saved");
+    const Region *fenced[] = {&b.saved, &b.stash, &b.scratch, &b.out, &b.dx, &b.losses};
     for (size_t i = 0; i < sizeof fenced / sizeof *fenced; i++) check_fence(&b, fenced[i], "a region");
     for (int u = 0; u <= b.model.table.units; u++) {
         check_fence(&b, &b.vector_gradients[u], "a gradient");
@@ -618,7 +618,7 @@ static void check_differences(Case c) {
     /* MTP heads have losses only in training. With a deferred wgrad, gradients stay unchanged. */
     b.pass.training = c.further > 0, b.pass.defer_head = true;
     check_parameters(&b);
-    if (b.unit > 0) check_slopes(&b, (float *)(void *)b.slab.base, state_count(&b), dx, 3, "input");
+    if (b.unit > 0) check_slopes(&b, (float *)(void *)b.saved.base, state_count(&b), dx, 3, "input");
     free(dx);
     close_bench(&b);
 }
@@ -837,7 +837,7 @@ static void check_pieces(Case c) {
            row = (size_t)b.model.config.hidden_size * sizeof(float);
     OP(&b.device, upload, b.pass.batch.first_key, first_key, sizeof first_key);
     set_input(&b);
-    char *x = fetch(&b, &b.slab);
+    char *x = fetch(&b, &b.saved);
     forward(&b, false);
     char *whole = fetch(&b, &b.out);
     pool_take(&kept, bytes);
@@ -847,7 +847,7 @@ static void check_pieces(Case c) {
     b.pass.cache = &cache;
     for (int64_t step = 1; cache.start < TOKENS; cache.start += b.model.tokens, step++) {
         b.model.tokens = step < TOKENS - cache.start ? step : TOKENS - cache.start;
-        OP(&b.device, upload, b.slab.base, x + (size_t)cache.start * row, (size_t)b.model.tokens * row);
+        OP(&b.device, upload, b.saved.base, x + (size_t)cache.start * row, (size_t)b.model.tokens * row);
         forward(&b, false);
         char *piece = fetch(&b, &b.out);
         assert_memory_equal(piece, whole + (size_t)cache.start * row, (size_t)b.model.tokens * row);

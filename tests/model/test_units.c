@@ -67,7 +67,7 @@ static const struct Bytes {
     int shape;
     Dtype compute;
     Recompute recompute;
-    size_t slab, keep, head_slab, scratch;
+    size_t saved, stash, head_saved, scratch;
 } recorded[] = {
     {0, DTYPE_F32, RECOMPUTE_NONE, 41088, 33024, 7872, 8768},
     {0, DTYPE_F32, RECOMPUTE_SELECTIVE, 22656, 40704, 7872, 19200},
@@ -111,12 +111,12 @@ static void sizes_are_those_recorded(void **state) {
         Model m = build(b->shape, b->compute, b->recompute);
         int head = m.table.units - 1;
         for (int u = 1; u < head; u++) {
-            assert_int_equal(unit_slab_bytes(&m, u), b->slab);
-            assert_int_equal(unit_keep_bytes(&m, u), b->keep);
+            assert_int_equal(unit_saved_bytes(&m, u), b->saved);
+            assert_int_equal(unit_stash_bytes(&m, u), b->stash);
         }
-        assert_int_equal(unit_slab_bytes(&m, 0) + unit_keep_bytes(&m, 0) + unit_keep_bytes(&m, head), 0);
-        assert_int_equal(unit_slab_bytes(&m, head), b->head_slab);
-        assert_int_equal(model_keep_bytes(&m), b->keep);
+        assert_int_equal(unit_saved_bytes(&m, 0) + unit_stash_bytes(&m, 0) + unit_stash_bytes(&m, head), 0);
+        assert_int_equal(unit_saved_bytes(&m, head), b->head_saved);
+        assert_int_equal(model_stash_bytes(&m), b->stash);
         assert_int_equal(model_scratch_bytes(&m), b->scratch);
         model_free(&m);
     }

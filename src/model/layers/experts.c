@@ -26,7 +26,7 @@
  * depends on which finishes first. An expert may get no tokens: its gradient is then zero, and its optimizer
  * states are updated as usual.
  *
- * The routing is chosen once and saved in the slab under every policy, so that recomputation routes alike.
+ * The routing is chosen once and saved under every policy, so that recomputation routes alike.
  * Rows of x are gathered again for wgrad, which is a copy, rather than saved.
  *
  * Expert parallelism: rows are dispatched to the ranks of their experts (layer.h: ExpertDispatch), and those
@@ -153,7 +153,7 @@ enum {
 };
 static const TensorRow tensors[SHARED_TENSORS] = {
     /* Routes. Rows, and tokens of rows, count within their exact chunk. wgrad reads them too
-     * (weights and rows only where weights multiply the input); the slab keeps them anyway. */
+     * (weights and rows only where weights multiply the input); they are saved anyway. */
     [SCORES] = {.width = DIM_EXPERTS, .element = ELEMENT_FP32, .life = LIFE_INPUT},
     [CHOSEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
     [WEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_INPUT, .operand = true},

@@ -3,7 +3,7 @@
  * recomputation, FLOPs, costs for the stage split, programs, engine and generation all read these rows.
  *
  *     rows of parameters --> params.c (names, places in the unit's buffer), initialiser.c, optimizer (decay)
- *     rows of tensors ----> regions.c (slab, keep, scratch)
+ *     rows of tensors ----> regions.c (saved, stash, scratch)
  *     rows of collectives > program/lower.c, program/check.c (where passes stop), engine/collectives.c
  *     ops --------------> unit.c (runs them), counts.c (FLOPs)
  *
