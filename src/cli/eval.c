@@ -296,14 +296,14 @@ static void print_tasks(const Arguments *args, const Tasks *tasks, const TaskFig
 /* All ranks read the tasks, and verify that they are the same. */
 static ErrorCode open_tasks(Job *j, Tasks *tasks, Error *err) {
     const OpenModel *m = &j->model;
-    Text said = {0};
+    Text text = {0};
     ErrorCode code = tasks_open(tasks, &j->asked.evaluation, m->tokenizer, m->plan.spec.positions, err);
     TRY(comm_agree(m->comm, code, err));
     TRY(tasks_agree(tasks, m->comm, err));
-    tasks_describe(tasks, m->plan.spec.positions, &said);
-    log_lines(said.data);
+    tasks_describe(tasks, m->plan.spec.positions, &text);
+    log_lines(text.data);
     if (speaks(j)) tasks_warn(tasks);
-    text_free(&said);
+    text_free(&text);
     return OK;
 }
 

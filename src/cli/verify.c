@@ -51,7 +51,7 @@ static ErrorCode check_anchor(const Receipts *r, const CheckpointInfo *at, int *
     return error_set(
         err, ERR_DATA,
         "%s: the receipt %.12s... of the checkpoint of step %lld is missing: lines were cut off, "
-        "or the log was written anew",
+        "or the log was rewritten",
         r->path, facts.receipt, (long long)at->step);
 }
 
@@ -69,7 +69,7 @@ static ErrorCode check_anchors(const Receipts *r, const char *run, int *stated, 
 
 static ErrorCode check_head(const Receipts *r, const char *head, Error *err) {
     if (!head || receipts_have(r, head)) return OK;
-    return error_set(err, ERR_DATA, "%s: no line has the hash %s: the log was cut or written anew", r->path,
+    return error_set(err, ERR_DATA, "%s: no line has the hash %s: the log was cut or rewritten", r->path,
                      head);
 }
 
@@ -357,7 +357,7 @@ const Verb verb_verify = {
         "data may be relative.\n\n"
         "With --chain only the log is read: a changed, moved or removed line is found, and a cut end if a "
         "checkpoint (or --head) states a line that is gone; the status is then 65. It prints the head of the "
-        "chain, which whoever wants to prove that the log was not written anew later keeps elsewhere.\n\n"
+        "chain, which whoever wants to prove that the log was not rewritten later keeps elsewhere.\n\n"
         "Examples:\n"
         "  weft verify runs/demo --chain\n"
         "  weft verify runs/demo --step 120\n"

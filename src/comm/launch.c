@@ -49,7 +49,7 @@ enum {
     LEAST_LINGER_S = 30, /* the same as for MPI's own end (failure.c) */
     CANNOT_START = 127,
     AFTER_SECOND_SIGINT = 130,
-    SAID_MAX = 65536
+    OUTPUT_MAX = 65536
 };
 
 typedef struct Launch {
@@ -69,7 +69,7 @@ typedef struct Launch {
     int status;
     sigset_t before;
     LauncherOutput launcher_output;
-    Text said; /* by mpirun itself, up to SAID_MAX */
+    Text output; /* of mpirun itself, up to OUTPUT_MAX */
 } Launch;
 
 /* ---- the command ---- */
@@ -251,7 +251,7 @@ static void take_remarks(Launch *l) {
     char bytes[4096];
     ssize_t length = read(l->remarks, bytes, sizeof bytes);
     if (length < 0 && (errno == EINTR || errno == EAGAIN)) return;
-    if (length > 0 && l->said.length < SAID_MAX) text_add(&l->said, bytes, (size_t)length);
+    if (length > 0 && l->output.length < OUTPUT_MAX) text_add(&l->output, bytes, (size_t)length);
     if (length > 0) return;
     close(l->remarks);
     l->remarks = -1;
@@ -323,7 +323,7 @@ static ErrorCode refuse_stuck(const Launch *l, Error *err) {
 static RanksEnd said_end(const Launch *l) {
     RanksEnd end;
     int own = WEXITSTATUS(l->status);
-    if (l->kind->read_end && l->kind->read_end(l->said.length ? l->said.data : "", &end)) {
+    if (l->kind->read_end && l->kind->read_end(l->output.length ? l->output.data : "", &end)) {
         if (!end.code && !end.signal) end.code = own;
         return end;
     }
@@ -369,7 +369,7 @@ static ErrorCode judge(const Launch *l, Error *err) {
         return error_set(err, ERR_PEER, "a rank was killed: it did not say how it ended, and nor does %s",
                          comm_launcher());
     if (end.code == 0) return OK;
-    if (l->kind->failed && end.code == l->kind->failed) fputs(l->said.length ? l->said.data : "", stderr);
+    if (l->kind->failed && end.code == l->kind->failed) fputs(l->output.length ? l->output.data : "", stderr);
     error_set(err, (ErrorCode)end.code, "the ranks ended with exit status %d", end.code);
     err->reported = true;
     return err->code;
@@ -410,7 +410,7 @@ ErrorCode launch_ranks(int ranks, char *const *words, double watchdog_s, Error *
     if (l.remarks >= 0) close(l.remarks);
     if (l.ends >= 0) close(l.ends);
     launcher_output_free(&l.launcher_output);
-    text_free(&l.said);
+    text_free(&l.output);
     free_words(all);
     scratch_give(&l.sessions);
     return code;

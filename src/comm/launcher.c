@@ -42,8 +42,8 @@ const LauncherKind *launcher_kind(void) { return &kinds[comm_is_open_mpi() ? 0 :
 /* ---- Hydra ---- */
 
 /* The wait() statuses after "[mpiexec@host] Exit codes: [host] ", one per rank. */
-static const char *statuses_in(const char *said) {
-    const char *at = strstr(said, "Exit codes: [");
+static const char *statuses_in(const char *output) {
+    const char *at = strstr(output, "Exit codes: [");
     at = at ? strchr(at, ']') : NULL;
     return at ? at + 1 : NULL;
 }
@@ -55,8 +55,8 @@ static void add_rank(char *list, size_t size, int rank) {
 
 /* Ranks that it killed itself have SIGKILL or, if it did not wait for them, 0. Any other signal is the
  * cause. */
-bool hydra_read_end(const char *said, RanksEnd *end) {
-    const char *at = statuses_in(said);
+bool hydra_read_end(const char *output, RanksEnd *end) {
+    const char *at = statuses_in(output);
     int killed = 0;
     char list[64] = "", *next;
     *end = (RanksEnd){0};
@@ -71,5 +71,5 @@ bool hydra_read_end(const char *said, RanksEnd *end) {
         add_rank(list, sizeof list, rank);
     }
     snprintf(end->ranks, sizeof end->ranks, "%s %s", killed > 1 ? "one of ranks" : "rank", list);
-    return statuses_in(said) != NULL;
+    return statuses_in(output) != NULL;
 }

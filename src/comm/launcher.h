@@ -25,7 +25,7 @@ typedef struct LauncherKind {
     /* Reads how the ranks ended from a report that is separate from their output. Returns false if there was
      * no report. NULL: the report is mixed with the ranks' output (launcher_output.h) and in the launcher's
      * exit status. */
-    bool (*read_end)(const char *said, RanksEnd *end);
+    bool (*read_end)(const char *output, RanksEnd *end);
     int failed; /* with read_end: its exit status when it failed itself; only then its output is shown */
 } LauncherKind;
 
@@ -33,6 +33,6 @@ typedef struct LauncherKind {
 const LauncherKind *launcher_kind(void);
 
 /* Parses the messages of Hydra, MPICH's mpiexec. */
-bool hydra_read_end(const char *said, RanksEnd *end);
+bool hydra_read_end(const char *output, RanksEnd *end);
 
 #endif

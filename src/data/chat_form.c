@@ -161,7 +161,7 @@ static bool is_shared(const cJSON *list) {
 
 /* ---- members with texts of other programs ---- */
 
-/* A system message beside the conversation; one in the conversation goes first. */
+/* A system message outside of the conversation; one in the conversation goes first. */
 static void add_system(const Conversation *v, cJSON *line, const cJSON *list) {
     cJSON *system = given(line, "system");
     const cJSON *from = list ? cJSON_GetObjectItemCaseSensitive(list->child, "from") : NULL;

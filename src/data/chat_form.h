@@ -31,7 +31,7 @@ ErrorCode chat_form_read(Conversation *v, ChatForm form, cJSON *line, const char
 enum { CHAT_COLUMNS = 11, CHAT_LISTS = 3 };
 extern const char *const chat_columns[CHAT_COLUMNS];
 
-/* Whether a member or column of this name says that a line is one of preferences (DPO, KTO). */
+/* Whether a member or column of this name states that a line is one of preferences (DPO, KTO). */
 bool chat_marks_preference(const char *member, bool is_bool);
 /* ERR_DATA. `form`: of the conversation that the line has, too; AUTO: it has none, or that is not known. */
 ErrorCode chat_refuse_preference(const char *where, const char *member, ChatForm form, Error *err);

@@ -15,7 +15,7 @@ static const char *key_or_default(const DataSource *s) {
     return s->format == FORMAT_CHAT ? "messages" : "text";
 }
 
-/* A column says that files are Parquet, whatever their names. */
+/* A column states that files are Parquet, whatever their names. */
 static SourceFormat format_of(const DataSource *s) {
     return s->format == FORMAT_AUTO && is_given(s->column) ? FORMAT_PARQUET : (SourceFormat)s->format;
 }

@@ -236,7 +236,7 @@ const int64_t *statistics_routed(const Engine *e, int layer) {
     return e->statistics.routed + 1 + layer * e->model.config.num_experts;
 }
 
-/* Integers, so the figures are the same on every mesh. The first number says how many follow. */
+/* Integers, so the figures are the same on every mesh. The first number states how many follow. */
 ExpertFigures statistics_experts(Engine *e) {
     const ModelConfig *c = &e->model.config;
     int64_t count = step_routed(c), *counts = e->statistics.routed;

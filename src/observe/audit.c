@@ -208,7 +208,7 @@ static bool take_print(Scan *s, const char *before) {
     return s->at > start;
 }
 
-/* Lines of the first version end with mixture=0 or mixture=1, which only says whether it is a mixture. */
+/* Lines of the first version end with mixture=0 or mixture=1, which only states whether it is a mixture. */
 static bool take_draw(Scan *s, AuditRecord *r) {
     size_t slots;
     int64_t seed;

@@ -302,7 +302,7 @@ size_t param_state_bytes(const ParamGroups *g, int param) {
     return sum;
 }
 
-/* The row of a parameter says whether it decays, unless the group, or the section for the rest, asks for
+/* The row of a parameter states whether it decays, unless the group, or the section for the rest, asks for
  * all. */
 double param_weight_decay(const ParamGroups *g, int param, const Param *p) {
     const ParamGroup *group = param_group(g, param);

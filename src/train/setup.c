@@ -208,10 +208,10 @@ static void take_tokens(Config *c, const Tokenizer *t) {
     ModelConfig *m = &c->model.shape;
     const TokenizerKeys *keys = &c->data.tokenizer_keys;
     c->model.keeps_tokens = keeps_tokens(c, t);
-    bool anew = !c->model.keeps_tokens;
-    if (anew || keys->bos[0]) m->bos_token_id = tokenizer_bos(t);
-    if (anew || keys->pad[0]) m->has_pad = tokenizer_pad(t) >= 0, m->pad_token_id = tokenizer_pad(t);
-    if (!anew && keys->eos.count == 0) return;
+    bool fresh = !c->model.keeps_tokens;
+    if (fresh || keys->bos[0]) m->bos_token_id = tokenizer_bos(t);
+    if (fresh || keys->pad[0]) m->has_pad = tokenizer_pad(t) >= 0, m->pad_token_id = tokenizer_pad(t);
+    if (!fresh && keys->eos.count == 0) return;
     int count;
     const int32_t *ends = tokenizer_ends(t, &count);
     m->eos_token_id = tokenizer_eos(t);

@@ -40,7 +40,7 @@ void state_read_best(BestCheckpoint *best, const char *checkpoints);
  * events, trace, report, audit logs, the log of metrics.command. Other files stay. */
 ErrorCode state_discard(const char *run_dir, Error *err);
 
-/* Hash that tells model directories apart; modelfiles_sample says what it covers. */
+/* Hash that tells model directories apart; modelfiles_sample states what it covers. */
 ErrorCode state_sample_weights(const char *dir, char out[65], Error *err);
 /* Loads the weights of a model directory into an engine made for its shape; with adapters, those of the
  * base. */

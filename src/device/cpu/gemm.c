@@ -191,7 +191,7 @@ static int levels_of(int64_t splits) {
 
 /* fp32 tiles that a thread needs in addition to C: one for the sums if C is bf16; one for the tree if C is
  * added to it; and one for each level of the tree. */
-static int tiles_beside(const Product *p) {
+static int spare_tiles(const Product *p) {
     int64_t splits = split_count(&p->splits);
     return (p->c_type != DTYPE_F32) + (p->accumulate && splits > 1) + levels_of(splits);
 }
@@ -209,22 +209,22 @@ static void cast_rows(const SplitWork *w, void *c, float *sum, bool load) {
 }
 
 /* With one split, its blocks are added to C, or to C widened to fp32. With several, C is added to their tree.
- * `beside` has space for tiles_beside tiles, and ends at `end`. */
-static void sum_tile(SplitWork *w, float *beside, const float *end) {
+ * `spare` has space for spare_tiles tiles, and ends at `end`. */
+static void sum_tile(SplitWork *w, float *spare, const float *end) {
     const Product *t = &w->tile;
     int64_t splits = split_count(&t->splits), tile = t->m * t->n;
     bool direct = t->c_type == DTYPE_F32;
-    float *to = direct ? t->c : beside;
+    float *to = direct ? t->c : spare;
     int64_t row = direct ? t->ldc : t->n;
     if (!direct && t->accumulate) cast_rows(w, t->c, to, true);
-    if (!direct) beside += tile;
-    for (int l = 0; l < levels_of(splits); l++, beside += tile) w->level[l] = beside;
-    CHECK(end - beside >= (t->accumulate && splits > 1 ? tile : 0));
+    if (!direct) spare += tile;
+    for (int l = 0; l < levels_of(splits); l++, spare += tile) w->level[l] = spare;
+    CHECK(end - spare >= (t->accumulate && splits > 1 ? tile : 0));
     if (splits == 1) {
         split_sum(w, 0, t->accumulate, &(Target){.to = to, .row = row, .whole = !direct});
     } else if (t->accumulate) {
-        tree_of_partials(w, splits, beside, t->n, false);
-        add_rows(w, to, row, beside);
+        tree_of_partials(w, splits, spare, t->n, false);
+        add_rows(w, to, row, spare);
         if (!direct) cast_rows(w, t->c, to, false);
     } else {
         tree_of_partials(w, splits, to, row, !direct);
@@ -234,7 +234,7 @@ static void sum_tile(SplitWork *w, float *beside, const float *end) {
 /* ---- packed ---- */
 
 enum {
-    TILE_ROWS = 384, /* of a tile with all its columns, if it needs tiles_beside */
+    TILE_ROWS = 384, /* of a tile with all its columns, if it needs spare_tiles */
     TALL = 4 * TILE_ROWS,
     TILE_FLOATS = TILE_ROWS * PRODUCT_COLS,
     /* Packing an element takes about as long as this many fp32 terms: of B, of A transposed, of A read in
@@ -281,11 +281,11 @@ static int threads_for(const Device *d, const Product *p, const Grid *grid) {
 static size_t thread_floats(int tiles) { return PRODUCT_SCRATCH + (size_t)tiles * TILE_FLOATS; }
 
 /* Computes each tile with its splits. A thread's scratch starts at its number times `each`; it holds packed
- * panels, then the tiles of tiles_beside. If there are none, sums go straight to C. */
+ * panels, then the tiles of spare_tiles. If there are none, sums go straight to C. */
 static void packed(Gemm *g, Device *d, const Product *p) {
     Grid grid =
-        grid_of(p, d->threads, tiles_beside(p) ? TILE_FLOATS : TALL * PRODUCT_COLS, g->kernels->bf16_pace);
-    size_t each = thread_floats(tiles_beside(p));
+        grid_of(p, d->threads, spare_tiles(p) ? TILE_FLOATS : TALL * PRODUCT_COLS, g->kernels->bf16_pace);
+    size_t each = thread_floats(spare_tiles(p));
     int64_t count = grid.down * grid.across;
     CHECK(d->scratch_size >= (size_t)d->threads * each * sizeof(float));
 #pragma omp parallel for num_threads(threads_for(d, p, &grid)) schedule(dynamic, 1)
