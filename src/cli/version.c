@@ -5,6 +5,7 @@
 #include "cli/version.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include <build_kind.h>
 #include <cjson/cJSON.h>
 #include <lz4.h>
 #include <openssl/crypto.h>

@@ -11,6 +11,7 @@
  *     all     gather the reports on rank 0  --> ranks grouped by report: one sentence, all fail */
 #include "train/agree.h"
 
+#include <build_kind.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
 /* Memory pools: the dry and the real pass, refusals, and the guard. */
+#include <build_kind.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -113,7 +114,7 @@ static void test_pool_misuse(void **state) {
     assert_int_equal(pool_commit(&p, &device, &err), OK);
     assert_true(dies(take_more, &p));
     assert_false(dies(read_unlocked, &p));
-#ifdef WEFT_GUARD
+#if WEFT_GUARD
     assert_true(dies(read_locked, &p));
     assert_true(dies(read_locked_again, &p));
     assert_true(dies(lock_too_often, &p));

@@ -7,6 +7,7 @@
  *
  * The guard finds code that reads tensor memory outside an op: it faults at the address that it used. The
  * guard is per process, not per thread: while one thread runs an op, others may read too. */
+#include <build_kind.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -17,7 +18,7 @@
 #include "device/cpu/cpu.h"
 #include "device/pool.h"
 
-#ifdef WEFT_GUARD
+#if WEFT_GUARD
 typedef struct Region {
     char *base;
     size_t bytes;
