@@ -123,12 +123,33 @@ static void random_faults_come_from_the_seed(void **state) {
 static void what_is_wrong_is_named(void **state) {
     (void)state;
     static const char *const bad[] = {
-        "explode:step=1",       "kill",         "kill:",         "kill:rank=1",
-        "kill:rank=4,step=1",   "kill:step=0",  "kill:step=101", "kill:step=-1",
-        "kill:step=1,step=2",   "kill:step=",   "kill:step",     "kill:when=3",
-        "kill:step=1,ms=5",     "kill:step=1x", "nan:step=1,,",  "kill:step=99999999999999999999",
-        "random:rank=1",        "random:kinds", "random:kinds=", "random:kinds=kill|explode",
-        "random:count=1000000", "kill:step=1;", "\x1b[31mkill",
+        "explode:step=1",
+        "kill",
+        "kill:",
+        "kill:rank=1",
+        "kill:rank=4,step=1",
+        "kill:step=0",
+        "kill:step=101",
+        "kill:step=-1",
+        "kill:step=1,step=2",
+        "kill:step=",
+        "kill:step",
+        "kill:when=3",
+        "kill:step=1,ms=5",
+        "kill:step=1x",
+        "nan:step=1,,",
+        "kill:step=99999999999999999999",
+        "random:rank=1",
+        "random:kinds",
+        "random:kinds=",
+        "random:kinds=kill|explode",
+        "random:count=1000000",
+        "kill:step=1;",
+        "\x1b[31mkill",
+        "nan:step=1,what=weights",
+        "bitflip:step=1,what=gradient",
+        "kill:step=1,what=weights",
+        "kill:step=1,microbatch=1",
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         Inject in;
@@ -142,6 +163,20 @@ static void what_is_wrong_is_named(void **state) {
         assert_non_null(strstr(err.message, "--inject"));
         assert_null(strchr(err.message, '\x1b'));
     }
+}
+
+/* A NaN is made among gradients, and a bit flips in weights, unless the text says otherwise. */
+static void faults_have_places(void **state) {
+    (void)state;
+    Inject in = parse("nan:step=1; nan:step=2,what=activations,microbatch=3; bitflip:step=3; "
+                      "bitflip:step=4,what=moments; bitflip:step=5,what=messages");
+    static const FaultPlace want[] = {FAULT_IN_GRADIENTS, FAULT_IN_ACTIVATIONS, FAULT_IN_WEIGHTS,
+                                      FAULT_IN_MOMENTS, FAULT_IN_MESSAGES};
+    assert_int_equal(in.count, 5);
+    for (size_t i = 0; i < 5; i++) assert_int_equal(in.faults[i].place, want[i]);
+    assert_int_equal(in.faults[0].microbatch, 0);
+    assert_int_equal(in.faults[1].microbatch, 3);
+    inject_free(&in);
 }
 
 static void indices_are_seeded(void **state) {
@@ -158,7 +193,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_kind_is_read),      cmocka_unit_test(a_fault_happens_once),
         cmocka_unit_test(phases_have_faults),     cmocka_unit_test(random_faults_come_from_the_seed),
-        cmocka_unit_test(what_is_wrong_is_named), cmocka_unit_test(indices_are_seeded),
+        cmocka_unit_test(what_is_wrong_is_named), cmocka_unit_test(faults_have_places),
+        cmocka_unit_test(indices_are_seeded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
