@@ -50,6 +50,7 @@ typedef struct Findings {
     Text instruction_sets;
     MemoryUse memory;
     double peak_fp32, peak_bf16, limit_fp32, limit_bf16; /* FLOP/s */
+    double memory_read;                                  /* bytes/s */
     bool native_bf16;
     CudaFacts cuda;
     char no_cuda[1024]; /* why no GPU can be used; "" if one can */
@@ -124,6 +125,7 @@ static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
     f->peak_bf16 = device_matmul_peak(&d, DTYPE_BF16, seconds, INFINITY);
     f->limit_fp32 = device_register_limit(&d, DTYPE_F32, seconds / 10);
     f->limit_bf16 = device_register_limit(&d, DTYPE_BF16, seconds / 10);
+    f->memory_read = device_read_rate(&d, seconds / 2, SIZE_MAX);
     device_close(&d);
     if (!device_library_has_openmp())
         advise(f, "oneDNN was built without OpenMP: its threads and weft's get in each other's way. Install "
@@ -368,6 +370,7 @@ static void print_table(Findings *f) {
     terminal_printf("kernels           %s, %s\n", f->kernels, f->library);
     terminal_printf("memory            %s, %s available\n", text_bytes((double)f->memory.physical, total),
                     text_bytes((double)f->memory.available, available));
+    terminal_printf("memory read       %.1f GB/s\n", f->memory_read / 1e9);
     if (memory_limit(f))
         terminal_printf("memory limit      %s\n", text_bytes((double)memory_limit(f), total));
     terminal_printf("matrix products   %.1f GFLOP/s fp32, %.1f GFLOP/s bf16%s\n", f->peak_fp32 / 1e9,
@@ -399,6 +402,7 @@ static void print_json(const Findings *f) {
     json_put_int(&w, "memory_bytes", (int64_t)f->memory.physical);
     json_put_int(&w, "memory_available_bytes", (int64_t)f->memory.available);
     json_put_int(&w, "memory_limit_bytes", (int64_t)memory_limit(f));
+    json_put_double(&w, "memory_read_bytes_per_second", f->memory_read);
     json_put_double(&w, "peak_fp32_flops", f->peak_fp32);
     json_put_double(&w, "peak_bf16_flops", f->peak_bf16);
     json_put_double(&w, "limit_fp32_flops", f->limit_fp32);
@@ -468,7 +472,8 @@ const Verb verb_doctor = {
     .summary = "examine this machine: kernels, GPUs, memory, speed, disk, MPI",
     .synopsis = "[--dir DIR] [--json]",
     .details = "Measures what a run would have here: the peak of matrix products in fp32 and bf16 (what MFU "
-               "is a share of), memory, the time that a sync to the disk takes. Says what is missing and how "
+               "is a share of), memory and the rate of reading it, the time that a sync to the disk takes. "
+               "Says what is missing and how "
                "to get it. 64 MiB are written to DIR and removed.\n",
     .flags = doctor_flags,
     .run = run_doctor,

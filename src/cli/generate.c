@@ -21,6 +21,7 @@
 #include "base/json.h"
 #include "base/lines.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "cli/model.h"
 #include "data/chat.h"
 #include "model/decode.h"
@@ -70,6 +71,8 @@ typedef struct Request {
     const char *file; /* path of --prompts, or NULL */
     Prompt *prompts;  /* [count] */
     size_t count;
+    int64_t passes; /* that were fed one generated token each */
+    double seconds; /* in those */
 } Request;
 
 static ErrorCode read_stdin(Text *out, Error *err) {
@@ -221,8 +224,8 @@ typedef enum Stop { STOP_TOKENS, STOP_END, STOP_CONTEXT } Stop; /* all requested
 
 /* Token by token: each is printed before the next is computed, or appended to `into`. *made counts sampled
  * tokens, including an end of text. The last token is not fed back, since no token after it is needed. */
-static ErrorCode generate(OpenModel *m, Decoder *g, const Request *r, const Prompt *p, Text *into,
-                          int64_t *made, Stop *stop, Error *err) {
+static ErrorCode generate(OpenModel *m, Decoder *g, Request *r, const Prompt *p, Text *into, int64_t *made,
+                          Stop *stop, Error *err) {
     int64_t vocab = m->plan.model.config.vocab_size;
     Sampling sampling = r->sampling;
     float *logits = mem_alloc_array((size_t)vocab, sizeof *logits);
@@ -243,7 +246,9 @@ static ErrorCode generate(OpenModel *m, Decoder *g, const Request *r, const Prom
             *stop = STOP_CONTEXT;
             break;
         }
+        double start = clock_seconds();
         code = find_logits(m, g, &id, 1, logits, err);
+        r->passes++, r->seconds += clock_seconds() - start;
     }
     free(logits);
     free(order);
@@ -326,7 +331,7 @@ static ErrorCode encode_prompts(const OpenModel *m, const Arguments *args, Reque
 
 /* ---- output ---- */
 
-static ErrorCode write_text(OpenModel *m, Decoder *g, const Request *r, int64_t *made, Error *err) {
+static ErrorCode write_text(OpenModel *m, Decoder *g, Request *r, int64_t *made, Error *err) {
     Stop stop;
     if (!r->quiet && !r->chat && r->text.length) fwrite(r->text.data, 1, r->text.length, stdout);
     ErrorCode code = generate(m, g, r, &r->prompts[0], NULL, made, &stop, err);
@@ -358,7 +363,7 @@ static ErrorCode write_line(const Prompt *p, const Text *made_text, int64_t made
 }
 
 /* Each from the beginning, independent of the others. */
-static ErrorCode write_lines(OpenModel *m, Decoder *g, const Request *r, int64_t *made, Error *err) {
+static ErrorCode write_lines(OpenModel *m, Decoder *g, Request *r, int64_t *made, Error *err) {
     Text text = {0};
     ErrorCode code = OK;
     *made = 0;
@@ -385,6 +390,22 @@ static int64_t positions_of(const OpenModel *m, const Request *r) {
     return wanted < longest ? wanted : longest;
 }
 
+/* A pass of one token reads every weight that the token meets, and few numbers else: the memory's rate is its
+ * limit. Smaller weights than LEAST_READ may stay in caches. */
+#define LEAST_READ ((int64_t)64 << 20)
+static void report_reading(OpenModel *m, const Request *r) {
+    size_t element = m->config.train.compute == COMPUTE_BF16 ? sizeof(uint16_t) : sizeof(float);
+    double bytes = (double)model_active_count_without_embedding(&m->plan.model.config) * (double)element;
+    if (r->passes == 0 || bytes < (double)LEAST_READ) return;
+    double used = bytes * (double)r->passes / r->seconds;
+    double rate = device_read_rate(&m->device, 0.2, (size_t)memory_use().available / 2);
+    if (rate > 0)
+        log_info(
+            "decoding reads %.0f MB of weights a token: %.1f GB/s, %.0f%% of the %.1f GB/s that a read of "
+            "memory alone reaches",
+            bytes / 1e6, used / 1e9, 100 * used / rate, rate / 1e9);
+}
+
 static ErrorCode answer(OpenModel *m, const Arguments *args, Request *r, Error *err) {
     Decoder g;
     int64_t made, positions;
@@ -400,6 +421,7 @@ static ErrorCode answer(OpenModel *m, const Arguments *args, Request *r, Error *
     if (!r->quiet && code == OK)
         log_info("%lld tokens in %.1f s, %.0f tokens/s", (long long)made, seconds, (double)made / seconds);
     decoder_close(&g);
+    if (!r->quiet && code == OK) report_reading(m, r);
     return code;
 }
 

@@ -321,6 +321,12 @@ static void run_copy(Device *d, const Repeated *p, int i) {
     OP(d, copy, p->b, p->a, (size_t)p->n);
 }
 
+/* The count, which stays 0, is in what a copy would write. */
+static void run_read(Device *d, const Repeated *p, int i) {
+    (void)i;
+    OP(d, count_nonfinite, p->n / (int64_t)sizeof(float), p->a, DTYPE_F32, (int64_t *)(void *)p->b);
+}
+
 /* 16 MiB per matrix in fp32: beyond most caches, as the matrices of a model are. A discrete GPU has caches of
  * 50 MB, and only the largest size fills it. */
 enum { PEAK_LARGEST = 2048, PEAK_LARGEST_OWN = 8192 };
@@ -469,36 +475,50 @@ ErrorCode device_rounding(Device *d, bool products, uint64_t *out, Error *err) {
 
 /* ---- copies ---- */
 
-static double copy_rate_of(Device *d, size_t bytes, double seconds) {
+/* A copy, or a read: what it runs, and the bytes that it moves for each byte of `size`. */
+typedef struct Stream {
+    void (*run)(Device *d, const Repeated *p, int i);
+    int moved;
+} Stream;
+
+static double stream_rate(Device *d, Stream s, size_t size, double seconds) {
     double rate = 0;
     PeakLimit limit = {.flops = INFINITY};
-    Pool p = {.name = "copies"};
-    pool_take(&p, 2 * bytes);
+    Pool p = {.name = "memory rate"};
+    pool_take(&p, 2 * size);
     if (pool_commit(&p, d, NULL) == OK) {
-        char *from = pool_take(&p, 2 * bytes);
-        Repeated copy = {.run = run_copy, .work = 2.0 * (double)bytes, .n = (int64_t)bytes, .a = from};
-        copy.b = from + bytes;
-        OP(d, zero, from, 2 * bytes); /* reading pages that were never written costs nothing */
-        rate = best_rate(d, &copy, seconds, &limit);
+        char *from = pool_take(&p, 2 * size);
+        Repeated stream = {.run = s.run, .work = s.moved * (double)size, .n = (int64_t)size, .a = from};
+        stream.b = from + size;
+        OP(d, zero, from, 2 * size); /* reading pages that were never written costs nothing */
+        rate = best_rate(d, &stream, seconds, &limit);
     }
     pool_free(&p);
     return rate;
 }
 
-/* The largest size that there is time for, since smaller copies stay in caches. */
-double device_copy_rate(Device *d, double seconds, size_t room) {
+/* The largest size that there is time for, since smaller ones stay in caches. */
+static double memory_rate(Device *d, Stream s, double seconds, size_t room) {
     static const int megabytes[] = {4, 16, 256};
     bool profiling = d->profiling;
     double rate = 0, end = clock_seconds() + seconds;
     d->profiling = false;
     for (int i = 0; i < 3; i++) {
-        size_t bytes = (size_t)megabytes[i] << 20;
-        if (i > 0 && (2 * bytes > room || rate <= 0 || clock_seconds() + 4.0 * (double)bytes / rate > end))
+        size_t size = (size_t)megabytes[i] << 20;
+        if (i > 0 && (2 * size > room || rate <= 0 || clock_seconds() + 4.0 * (double)size / rate > end))
             break;
-        rate = copy_rate_of(d, bytes, seconds / 3);
+        rate = stream_rate(d, s, size, seconds / 3);
     }
     d->profiling = profiling;
     return rate;
+}
+
+double device_copy_rate(Device *d, double seconds, size_t room) {
+    return memory_rate(d, (Stream){run_copy, 2}, seconds, room);
+}
+
+double device_read_rate(Device *d, double seconds, size_t room) {
+    return memory_rate(d, (Stream){run_read, 1}, seconds, room);
 }
 
 double device_register_limit(const Device *d, Dtype type, double seconds) {

@@ -240,6 +240,8 @@ double device_matmul_peak(Device *d, Dtype type, double seconds, double flops);
 /* Measured rate of a copy within tensor memory, read plus written, in bytes/s. Copies 256 MiB if there is
  * time and `room` holds them twice. 0 if memory is short. */
 double device_copy_rate(Device *d, double seconds, size_t room);
+/* The same of reading alone, as decoding reads weights. */
+double device_read_rate(Device *d, double seconds, size_t room);
 /* Upper bound in FLOP/s of the cores' multiply-adds if every operand were in a register; of bf16, by dot
  * products or AMX. 0 if there are none, and for kinds without kernels of their own. */
 double device_register_limit(const Device *d, Dtype type, double seconds);

@@ -2886,6 +2886,7 @@ static void test_peak_waits(void **state) {
     assert_true(device_matmul_peak(&d, DTYPE_BF16, 0.05, INFINITY) > 0);
     assert_true(waits_made > 0 && products_made > 20 * waits_made);
     assert_true(device_copy_rate(&d, 0.02, SIZE_MAX) > 1e8);
+    assert_true(device_read_rate(&d, 0.02, SIZE_MAX) > 1e8);
     device_close(&d);
 }
 

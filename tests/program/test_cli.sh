@@ -81,7 +81,7 @@ LC_ALL=de_DE.UTF-8 exits 0 doctor --seconds 0.01 --json
 has out '"cores"'
 is_plain "doctor"
 if command -v python3 >/dev/null; then
-    python3 -c 'import json, sys; d = json.load(open("out")); sys.exit(not (d["cores"] >= 1 and d["peak_fp32_flops"] > 1e6))' ||
+    python3 -c 'import json, sys; d = json.load(open("out")); sys.exit(not (d["cores"] >= 1 and d["peak_fp32_flops"] > 1e6 and d["memory_read_bytes_per_second"] > 1e6))' ||
         fail "doctor --json: $(head -c 600 out)"
 fi
 exits 73 doctor --seconds 0.01 --dir "$directory/not/there"

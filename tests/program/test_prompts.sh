@@ -45,6 +45,16 @@ alone 4 7 'abc '
 "$weft" generate run --prompts - --tokens 30 --seed 3 <prompts.jsonl >out 2>err || fail "from stdin: $(cat err)"
 cmp out all || fail "from stdin they are other texts"
 
+# Weights that no cache holds: the share of the memory's rate that decoding reaches. Those above are too small.
+hasnt err 'decoding reads'
+exits 0 train run.yaml run.dir=large train.steps=1 train.context=8 train.tokens_per_step=8 optimizer.kind=sgd \
+    model.hidden_size=1024 model.intermediate_size=1408 model.num_attention_heads=8 model.num_key_value_heads=8 || cat err
+exits 0 generate large --prompt abc --tokens 4 --compute fp32 --ignore-end
+grep -qE 'decoding reads 69 MB of weights a token: [0-9.]+ GB/s, [0-9]+% of the [0-9.]+ GB/s that a read of memory alone reaches$' err ||
+    fail "generate does not say what decoding reads: $(cat err)"
+exits 0 generate large --prompt abc --tokens 4 --compute fp32 --ignore-end --quiet
+hasnt err 'decoding reads'
+
 # Conversations.
 printf '%s' '{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}' >chat.jinja
 printf '{"prompt": "hi"}\n{"messages": [{"role": "user", "content": "hi"}]}\n' >chat.jsonl
