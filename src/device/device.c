@@ -195,6 +195,7 @@ ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) 
     d->threads = threads > 0 ? threads : device_cpu_cores();
     read_processor_name(d->processor, sizeof d->processor);
     waiting_watch(d->threads);
+    d->widest_head = HEAD_DIM_MAX;
     d->runtime = cpu_runtime;
     d->ops = mem_alloc(sizeof *d->ops);
     reference_fill_ops(d->ops);
@@ -217,7 +218,7 @@ ErrorCode device_open(Device *d, const char *kind, int place, int threads, Error
 /* For plans of machines other than this one. The reference takes no scratch, so the optimised ops' needs are
  * the upper bound. */
 void device_describe(Device *d, const char *kind, const char *processor, int threads) {
-    *d = (Device){.threads = threads > 0 ? threads : device_cpu_cores()};
+    *d = (Device){.threads = threads > 0 ? threads : device_cpu_cores(), .widest_head = HEAD_DIM_MAX};
     d->runtime.scratch_bytes = optimised_scratch_bytes; /* the reference takes none */
     if (strcmp(kind, CUDA) == 0) cuda_describe(d);
     snprintf(d->processor, sizeof d->processor, "%s", processor);

@@ -196,14 +196,20 @@ static ErrorCode check_whole(const RankPlan *p, TpGroup tp, Error *err) {
     return OK;
 }
 
+static bool has_attention(const ModelConfig *c) {
+    for (int64_t i = 0; i < model_blocks(c); i++)
+        if (model_block(c, i).mixer == MIXER_ATTENTION) return true;
+    return false;
+}
+
 /* Reports what a device's kernels do not support, before anything runs. */
 static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *err) {
     int64_t widest = d->widest_head;
-    if (widest == 0 || model->head_dim <= widest) return OK;
+    if (widest == 0 || model->head_dim <= widest || !has_attention(model)) return OK;
     return error_set(err, ERR_CONFIG,
-                     "run.device: %s: attention heads of %lld elements (head_dim); at most %lld are done on "
-                     "this GPU: take run.device=cpu",
-                     d->name, (long long)model->head_dim, (long long)widest);
+                     "attention heads of %lld elements (head_dim); at most %lld are done on %s: take more or "
+                     "narrower heads",
+                     (long long)model->head_dim, (long long)widest, d->separate_memory ? "this GPU" : "CPUs");
 }
 
 static ErrorCode put_adapters(RankPlan *p, TpGroup tp, Error *err) {

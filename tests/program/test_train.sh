@@ -153,6 +153,7 @@ bad 78 'train.compute' train.compute=fp8
 bad 78 'run.allow_changes: trains.steps: unknown key; did you mean train.steps?' 'run.allow_changes=[data, trains.steps]'
 bad 78 'run.allow_changes: nonsense: unknown key' 'run.allow_changes=[train.steps, nonsense]'
 bad 78 'num_attention_heads' model.num_attention_heads=5
+bad 78 'attention heads of 258 elements (head_dim); at most 256 are done on CPUs' model.head_dim=258
 bad 78 'tokens on 1 data-parallel rank do not divide: ' train.tokens_per_step=100
 bad 78 'data.sources is empty' 'data.sources=[]'
 bad 66 'missing.txt' 'data.sources=[missing.txt]'
