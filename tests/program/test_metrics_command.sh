@@ -17,7 +17,7 @@ END
 run() {
     local dir=$1 status=0
     shift
-    timeout 600 "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || status=$?
+    timeout 1500 "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || status=$?
     [ "$status" -eq 0 ] || fail "$dir: exit status $status: $(tail -3 "$dir.err")"
 }
 # told DIR TEXT: the run reported TEXT once in the log and once in the journal.

@@ -24,7 +24,7 @@ run() {
     what="$*"
     for _ in 1 2 3 4 5; do
         ended=0
-        timeout -k 5 600 "$program" "$@" 2>"$directory/said" >/dev/null || ended=$?
+        timeout -k 5 1500 "$program" "$@" 2>"$directory/said" >/dev/null || ended=$?
         mpirun_crashed "$directory/said" || return 0
     done
 }
@@ -116,10 +116,10 @@ hangs_at_the_end() {
     ended_with 76 3 "rank 0: nothing has come for" "rank 2: nothing has come for"
 }
 # After MPI_Finalize no rank is left to notice a hang. The launcher does, counting from the end of the first rank; it waits at least 30 s.
-TEST_WATCHDOG=1 timeout -k 5 600 "$program" launch 3 play linger 0 2 2>"$directory/lingering" >/dev/null &
+TEST_WATCHDOG=1 timeout -k 5 1500 "$program" launch 3 play linger 0 2 2>"$directory/lingering" >/dev/null &
 lingering=$!
 # Nor does mpirun always end after a failed rank: the launcher kills it then, and the status is the rank's.
-TEST_WATCHDOG=1 timeout -k 5 600 "$program" launch 2 play mute 0 1 2>"$directory/mute" >/dev/null &
+TEST_WATCHDOG=1 timeout -k 5 1500 "$program" launch 2 play mute 0 1 2>"$directory/mute" >/dev/null &
 mute=$!
 patient is_busy
 patient wait_for_each_other

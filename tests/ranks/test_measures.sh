@@ -82,7 +82,7 @@ same cp2 slices
 # weft eval has the same bits on any mesh, for a text and for tasks with examples.
 sed -i 's/^evaluation: .*/evaluation: {tasks: [hellaswag.jsonl, {path: winogrande.jsonl, num_fewshot: 2}, lambada.jsonl, text.jsonl]}/' run.yaml
 evaluates() { # N WORD...
-    timeout -k 5 600 "$weft" eval "${run:-one}" "${@:2}" --compute "${compute:-fp32}" --threads 1 --json -n "$1" </dev/null 2>err || fail "eval ${*:2}: $(tail -3 err)"
+    timeout -k 5 1500 "$weft" eval "${run:-one}" "${@:2}" --compute "${compute:-fp32}" --threads 1 --json -n "$1" </dev/null 2>err || fail "eval ${*:2}: $(tail -3 err)"
 }
 evaluates 1 text.txt >text1.json
 evaluates 1 --tasks run.yaml --samples samples1 >tasks1.json

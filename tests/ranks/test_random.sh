@@ -143,7 +143,7 @@ draw_mesh() {
 # went DIR WORD...: runs weft train. Returns false if it was refused and there is nothing to compare; other errors are failures.
 went() {
     local status=0
-    timeout -k 5 900 "$weft" train run.yaml run.dir="$1" "${config[@]}" "${@:2}" >out 2>err </dev/null || status=$?
+    timeout -k 5 1500 "$weft" train run.yaml run.dir="$1" "${config[@]}" "${@:2}" >out 2>err </dev/null || status=$?
     [ $status -ne 0 ] || return 0
     [ $status -eq 78 ] && grep -q '^weft: ' err || fail "exit status $status of: ${config[*]} ${*:2}: $(tail -3 err)"
     return 1

@@ -17,7 +17,7 @@ run: {threads: 1}
 END
 # train DIR WORD...
 train() {
-    timeout -k 5 600 "$weft" train run.yaml run.dir="$1" "${@:2}" >"$1.out" 2>"$1.err" </dev/null || fail "$1: $(tail -3 "$1.err")"
+    timeout -k 5 1500 "$weft" train run.yaml run.dir="$1" "${@:2}" >"$1.out" 2>"$1.err" </dev/null || fail "$1: $(tail -3 "$1.err")"
 }
 same() { [ "$("$weft" inspect --digest "$1")" = "$("$weft" inspect --digest "$2")" ] || fail "$1 ends with other weights than $2"; }
 # took DIR VALUE REASON

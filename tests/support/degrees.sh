@@ -19,7 +19,7 @@ run: {threads: 1}
 EOF
 # train DIR WORD...: runs weft train and writes its exit status to DIR.status. launch: the same, concurrently with others.
 train() {
-    timeout -k 5 900 "$weft" train run.yaml run.dir="$1" "${@:2}" >"$1.out" 2>"$1.err" </dev/null
+    timeout -k 5 1500 "$weft" train run.yaml run.dir="$1" "${@:2}" >"$1.out" 2>"$1.err" </dev/null
     echo $? >"$1.status"
 }
 launch() { meanwhile "$(ranks_in "$@")" train "$@"; }
