@@ -234,6 +234,8 @@ void cpu_host_give(Device *d, void *host);
 /* deferred.c */
 void deferred_close(Device *d);
 
+/* For a file with every op of a list: EXPERTS_OPS(OP_FILL). */
+#define OP_FILL(id, slot, ...) ops->slot = slot;
 /* Fill every slot; then those of reference_attention.c, reference_experts.c, reference_latent.c,
  * reference_scans.c and reference_mamba.c. */
 void reference_fill_ops(Ops *ops);

@@ -188,16 +188,4 @@ static void experts_bias_backward(Device *d, const ExpertsBiasBackwardArgs *o) {
     }
 }
 
-void reference_fill_experts(Ops *ops) {
-    ops->route = route;
-    ops->route_count = route_count;
-    ops->route_backward = route_backward;
-    ops->grouped_gemm = grouped_gemm;
-    ops->grouped_gemm_wgrad = grouped_gemm_wgrad;
-    ops->combine = combine;
-    ops->combine_backward = combine_backward;
-    ops->permute = permute;
-    ops->permute_dweights = permute_dweights;
-    ops->experts_bias_forward = experts_bias_forward;
-    ops->experts_bias_backward = experts_bias_backward;
-}
+void reference_fill_experts(Ops *ops) { EXPERTS_OPS(OP_FILL) }
