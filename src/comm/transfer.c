@@ -578,14 +578,15 @@ static void check_length(Comm *c, const Transfer *t, size_t came) {
                       what, t->peer, came, t->bytes);
 }
 
-/* Sends of control messages are not waited for. An end is removed from the table before it is handled, since
- * handling it may post the next. */
+/* Sends of control messages are not waited for, and may fail: a rank that has died hears nothing. An end is
+ * removed from the table before it is handled, since handling it may post the next. */
 static void take_end(Comm *c, const TransportEnd *end) {
     Transfer t = c->transfers[end->event];
     give_transfer(c, end->event);
     if (t.staged) staging_end(c, &t, t.receives && end->error == TRANSPORT_OK && end->bytes == t.bytes);
     if (end->error != TRANSPORT_OK) {
-        if (t.op) fail_transfer(c, &t, end->error);
+        if (!t.op && t.receives) c->listening = false;
+        if (t.op || t.receives) fail_transfer(c, &t, end->error);
         return;
     }
     check_length(c, &t, end->bytes);

@@ -2,9 +2,14 @@
  *
  * Open requests are in one dense array, so that one MPI_Testsome checks all of them; where[event] is an
  * event's index in it, or -1. Several threads use MPI in turn (MPI_THREAD_SERIALIZED): the Comm's mutex
- * ensures this. */
+ * ensures this.
+ *
+ * An MPI library that tolerates failures (ULFM: Open MPI 5 started with --with-ft ulfm) does not end the job
+ * when a rank dies. Operations with that rank fail, and a receive from any rank stays open but reports an
+ * error until the death is acknowledged. */
 #include "comm/mpi/mpi_transport.h"
 
+#include <dlfcn.h>
 #include <mpi.h>
 #include <sched.h>
 #include <stdio.h>
@@ -20,6 +25,7 @@ typedef struct MpiTransport {
     int *event;            /* [events] of each request */
     int *where;            /* [events] */
     bool *receives;        /* [events] by event */
+    int death;             /* the error of a receive that stays open, not yet reported; or MPI_SUCCESS */
     MPI_Status *statuses;
     int *indices;
 } MpiTransport;
@@ -148,31 +154,49 @@ static void take_out(MpiTransport *m, int at) {
 
 static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
 
+/* Lets receives from any rank continue although a rank has died. The function is not in every library. */
+static void acknowledge(MpiTransport *m, int error) {
+    union {
+        void *found;
+        int (*call)(MPI_Comm);
+    } ack = {dlsym(RTLD_DEFAULT, "MPIX_Comm_failure_ack")};
+    m->death = error;
+    for (int i = 0; ack.found && i < m->channel_count; i++) ack.call(m->channels[i]);
+}
+
 /* Gaps are filled from the end, so that no open request is lost. If some operations failed, their errors are
- * in the statuses; MPI_ERR_PENDING there means that one neither failed nor ended. */
+ * in the statuses. A request that is still there has not ended, whatever its status says. */
 static int finished(CommTransport *transport, TransportEnd *ends, int most, int *error) {
     MpiTransport *m = (MpiTransport *)transport;
     int count = 0, reported = 0, looked = m->open < most ? m->open : most;
+    if (m->death != MPI_SUCCESS) return *error = m->death, m->death = MPI_SUCCESS, -1;
     if (looked == 0) return 0;
     int code = MPI_Testsome(looked, m->requests, &count, m->indices, m->statuses);
     if (count == MPI_UNDEFINED) count = 0;
     if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return *error = code, -1;
     for (int i = 0; i < count; i++) {
-        int failed = code == MPI_ERR_IN_STATUS ? m->statuses[i].MPI_ERROR : MPI_SUCCESS;
-        ends[reported++] =
-            end_of(m, m->indices[i], failed == MPI_ERR_PENDING ? MPI_SUCCESS : failed, &m->statuses[i]);
+        int at = m->indices[i], failed = code == MPI_ERR_IN_STATUS ? m->statuses[i].MPI_ERROR : MPI_SUCCESS;
+        if (m->requests[at] == MPI_REQUEST_NULL) {
+            ends[reported] = end_of(m, at, failed, &m->statuses[i]);
+            m->indices[reported++] = at;
+        } else if (failed != MPI_ERR_PENDING) {
+            acknowledge(m, failed);
+        }
     }
-    qsort(m->indices, (size_t)count, sizeof *m->indices, compare_ints);
-    for (int i = count - 1; i >= 0; i--) take_out(m, m->indices[i]);
+    qsort(m->indices, (size_t)reported, sizeof *m->indices, compare_ints);
+    for (int i = reported - 1; i >= 0; i--) take_out(m, m->indices[i]);
     return reported;
 }
 
 static bool test(CommTransport *transport, int event, TransportEnd *out) {
     MpiTransport *m = (MpiTransport *)transport;
     MPI_Status status;
-    int come = 0, at = m->where[event];
-    if (MPI_Test(&m->requests[at], &come, &status) != MPI_SUCCESS || !come) return false;
-    *out = end_of(m, at, MPI_SUCCESS, &status);
+    int come = 0, at = m->where[event], code = MPI_Test(&m->requests[at], &come, &status);
+    if (m->requests[at] != MPI_REQUEST_NULL) {
+        if (code != MPI_SUCCESS) acknowledge(m, code);
+        return false;
+    }
+    *out = end_of(m, at, code, &status);
     take_out(m, at);
     return true;
 }
