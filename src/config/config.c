@@ -331,6 +331,11 @@ static ErrorCode check_urls(const char *key, const ObjectList *list, Error *err)
     return OK;
 }
 
+static ErrorCode check_order(const Config *c, const OptionSet *set, Error *err) {
+    const char *why = data_order_conflict(&c->data);
+    return why ? options_fail(set, "data.order", err, "stream does not go with %s", why) : OK;
+}
+
 static ErrorCode check_mirror(const char *url, Error *err) {
     Location l;
     if (!url[0] || location_check_prefix(&l, url, err) == OK) return OK;
@@ -457,6 +462,7 @@ static ErrorCode complete(Config *c, OptionSet *set, FindModel find, Error *err)
     TRY(check_changes(set, &c->run.allow_changes, err));
     TRY(check_urls("data.sources", &c->data.sources, err));
     TRY(check_urls("data.validation", &c->data.validation_sources, err));
+    TRY(check_order(c, set, err));
     TRY(check_mirror(c->checkpoint.mirror, err));
     TRY(model_options_read(&c->model, set, err));
     if (c->model.config[0]) TRY(model_options_take(&c->model, set, c->model.config, &(ModelConfig){0}, err));

@@ -42,6 +42,9 @@ typedef enum Dedup { DEDUP_KINDS(CHOICE_CONSTANT) } Dedup;
 #define HOLDOUT_KINDS(X) X(HOLDOUT_POSITION, "position") X(HOLDOUT_HASH, "hash")
 typedef enum HoldoutKind { HOLDOUT_KINDS(CHOICE_CONSTANT) } HoldoutKind;
 
+#define SAMPLE_ORDERS(X) X(ORDER_SHUFFLE, "shuffle") X(ORDER_STREAM, "stream")
+typedef enum SampleOrder { SAMPLE_ORDERS(CHOICE_CONSTANT) } SampleOrder;
+
 typedef struct DataSource {
     char *path;      /* a file, a shell pattern or a URL */
     double weight;   /* weight in the mixture, relative to the others; 0 for all: one corpus */
@@ -78,6 +81,8 @@ typedef struct DataConfig {
     double remote_cache_gib; /* of copies of remote files; 0: no limit */
     uint64_t unit_bytes;     /* data/token_units.h; set by tests, no key */
     int weights;             /* MixtureWeights */
+    int order;               /* SampleOrder */
+    int64_t stream_block;    /* ORDER_STREAM: tokens within which samples are shuffled */
     bool document_mask;      /* positions restart and attention stays inside documents */
     bool add_bos, add_eos;   /* around each document */
     int dedup;               /* Dedup */
@@ -90,6 +95,10 @@ typedef struct DataConfig {
     int64_t prefetch;        /* microbatches kept ready */
     bool audit;              /* record the samples of each step (observe/audit.h) */
 } DataConfig;
+
+/* Why data.order: stream does not go with other keys, all of which need the whole of the data; NULL: it
+ * does. */
+const char *data_order_conflict(const DataConfig *c);
 
 extern const Option data_options[];
 extern const Option task_options[]; /* of a TaskSource */

@@ -5,6 +5,7 @@
  *      template and loss mask, and the content (not the names) of its files. So a cache is never stale, and a
  *      renamed file is not tokenized again.
  *  D2. Sample k is a function of (fingerprint, seed, mixture, context, k): a dataset has no mutable state.
+ *      With data.order: stream its training caches may grow, which only makes more samples ready.
  *  D3. Training sources come first in `sources`, then validation-only ones.
  *
  *   data.sources     -> files -> hashes -> keys -> caches -> stream for training   --> sampler: sample k
@@ -17,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/file.h"
 #include "base/hash.h"
@@ -24,6 +26,7 @@
 #include "base/name.h"
 #include "base/url.h"
 #include "data/cache_use.h"
+#include "data/growing.h"
 #include "data/packing.h"
 #include "data/source_files.h"
 #include "data/token_build.h"
@@ -70,6 +73,8 @@ struct Dataset {
     Fingerprint *prints; /* of the files of all sources */
     char template[65];   /* SHA-256 of how conversations are rendered; "": there are none */
     Sampler *sampler;
+    Growing *growing; /* training data of data.order: stream; else NULL */
+    double bad_lines_limit;
     /* Validation windows are ordered set by set: `held` sources with validation windows, in that order, and
      * the number of windows before each. */
     size_t held, set_count;
@@ -87,6 +92,7 @@ typedef struct Recipe {
     int threads;
     CacheUse *use;  /* the dataset's */
     Remote *remote; /* likewise */
+    bool grows;     /* training data is tokenized later */
 } Recipe;
 
 /* The name by which a file is listed, compared and reported. */
@@ -376,24 +382,24 @@ static ErrorCode open_cache(const Recipe *r, const Source *s, const CorpusFile *
     make_key(r, files, s->prints, s->files, skips_bad(r), key);
     cut_units(r, s, files, &c);
     ErrorCode code = OK;
-    if (c.count > 1 && !s->chat) code = open_complete(r, key, c.vocabulary, cache, err);
+    bool in_parts = s->chat || r->config->order == ORDER_STREAM;
+    if (c.count > 1 && !in_parts) code = open_complete(r, key, c.vocabulary, cache, err);
     if (code == OK && !*cache) code = open_parts(r, s, files, &c, cache, err);
     free_units(&c);
     return code;
 }
 
-/* Checks the whole source, whichever of its caches this start has built: the fraction must not depend on the
+/* Checks the whole source, whichever of its caches this start has built: a fraction must not depend on the
  * order of lines. */
-static ErrorCode check_bad_lines(const Recipe *r, const Source *s, Error *err) {
-    double limit = r->config->bad_lines_limit;
+static ErrorCode check_bad_lines(const Source *s, const TokenFigures *f, double limit, const char *cache_dir,
+                                 Error *err) {
     char bad[32], lines[32];
-    TokenFigures f = token_cache_figures(s->cache);
-    if ((double)f.bad_lines <= (limit < 1 ? limit * (double)f.lines : limit)) return OK;
+    if ((double)f->bad_lines <= (limit < 1 ? limit * (double)f->lines : limit)) return OK;
     return error_set(err, ERR_DATA,
                      "%s: %s of %s lines are broken, more than data.bad_lines_limit (%g) allows; "
                      "%s/*/part-*.bad.jsonl lists them",
-                     s->name, text_count((int64_t)f.bad_lines, bad), text_count((int64_t)f.lines, lines),
-                     limit, r->config->cache_dir);
+                     s->name, text_count((int64_t)f->bad_lines, bad), text_count((int64_t)f->lines, lines),
+                     limit, cache_dir);
 }
 
 /* [s->files]; the caller frees it. */
@@ -424,7 +430,10 @@ static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, 
     ErrorCode code = open_cache(r, s, files, s->key, &s->cache, err);
     choose_part(r, s, files, PART_HELD);
     if (code == OK && draws_documents(r->config)) code = open_cache(r, s, files, held_key, &s->held, err);
-    if (code == OK) code = check_bad_lines(r, s, err);
+    if (code == OK) {
+        TokenFigures f = token_cache_figures(s->cache);
+        code = check_bad_lines(s, &f, r->config->bad_lines_limit, r->config->cache_dir, err);
+    }
     free(files);
     /* Readers know only the copy. */
     return code != OK && s->remote ? error_context(err, "%s", s->name) : code;
@@ -574,6 +583,8 @@ static ErrorCode check_config(const DataConfig *c, int64_t context, Error *err) 
             err, ERR_CONFIG,
             "data.holdout_by: hash draws documents from the sources, and "
             "data.validation_fraction is 0: set it to the share to hold out, or remove holdout_by");
+    if (data_order_conflict(c))
+        return error_set(err, ERR_CONFIG, "data.order: stream does not go with %s", data_order_conflict(c));
     return check_names(c, err);
 }
 
@@ -661,12 +672,23 @@ static uint64_t bytes_of(const Source *s) {
 
 static uint64_t held_documents(const Source *s) { return s->held ? token_cache_documents(s->held) : 0; }
 
+/* What is known of a source. */
+static BlockSource there_of(const Dataset *d, const Source *s) {
+    if (!s->cache) return block_order_source(growing_order(d->growing), (size_t)(s - d->sources));
+    return (BlockSource){.complete = true,
+                         .tokens = token_cache_tokens(s->cache),
+                         .documents = token_cache_documents(s->cache),
+                         .text_bytes = bytes_of(s),
+                         .figures = figures_of(s)};
+}
+
 static void warn_of_figures(const Dataset *d, const Source *s) {
     char some[32], all[32];
-    TokenFigures f = figures_of(s);
+    BlockSource there = there_of(d, s);
+    TokenFigures f = there.figures;
     if (f.invalid_bytes > 0)
         log_warn("%s: %s of %s bytes are not UTF-8; they were taken as they are", s->name,
-                 text_count((int64_t)f.invalid_bytes, some), text_count((int64_t)bytes_of(s), all));
+                 text_count((int64_t)f.invalid_bytes, some), text_count((int64_t)there.text_bytes, all));
     if (f.null_rows > 0)
         log_warn("%s: rows without text (null): %s; they were skipped", s->name,
                  text_count((int64_t)f.null_rows, some));
@@ -706,8 +728,7 @@ static void add_left_out(Text *out, uint64_t documents, const char *why, int64_t
 }
 
 /* A source without a document: why there is none. */
-static ErrorCode refuse_none(const Source *s, Error *err) {
-    TokenFigures f = figures_of(s);
+static ErrorCode refuse_none(const Source *s, const TokenFigures *f, Error *err) {
     Text left = {0};
     if (is_empty(s))
         return error_set(err, ERR_DATA, "%s: %s empty", s->name,
@@ -717,8 +738,8 @@ static ErrorCode refuse_none(const Source *s, Error *err) {
                          "%s: no document is left for training: all %" PRIu64
                          " are held out; a source needs more of them, or a smaller data.validation_fraction",
                          s->name, held_documents(s));
-    add_left_out(&left, f.short_documents, "less text than min_bytes", s->min_bytes);
-    add_left_out(&left, f.long_documents, "more text than max_bytes", s->max_bytes);
+    add_left_out(&left, f->short_documents, "less text than min_bytes", s->min_bytes);
+    add_left_out(&left, f->long_documents, "more text than max_bytes", s->max_bytes);
     error_set(err, ERR_DATA, "%s: no document is left%s", s->name,
               left.length ? left.data : ": it holds no text");
     text_free(&left);
@@ -728,12 +749,14 @@ static ErrorCode refuse_none(const Source *s, Error *err) {
 static ErrorCode assign_source(Dataset *d, size_t i, Error *err) {
     Source *s = &d->sources[i];
     bool trains = i < d->count;
+    if (!s->cache) return OK;
     divide(d, s, trains);
     if (s->chat) TRY(pack(d, &s->train, err));
     if (s->chat) TRY(pack(d, &s->validation, err));
     const Samples *needed = trains ? &s->train : &s->validation;
     if (samples_count(needed, s, d->context) > 0) return OK;
-    if (token_cache_tokens(s->cache) == 0) return refuse_none(s, err);
+    TokenFigures f = token_cache_figures(s->cache);
+    if (token_cache_tokens(s->cache) == 0) return refuse_none(s, &f, err);
     warn_of_packing(d, s, &needed->packing, trains ? "training" : "validation");
     return error_set(
         err, ERR_DATA, "%s: %" PRIu64 " token%s%s: at least 2 are needed to predict one from the other%s",
@@ -752,15 +775,17 @@ static ErrorCode assign_streams(Dataset *d, Error *err) {
     return OK;
 }
 
+static double mean_length(const TokenCache *c) {
+    return (double)token_cache_tokens(c) / fmax(1, (double)token_cache_documents(c));
+}
+
 /* Weights in tokens from the configured ones; *mixed is false when no source has a weight. */
 static ErrorCode weigh(const Dataset *d, int kind, double *shares, bool *mixed, Error *err) {
     size_t weighted = 0;
     for (size_t i = 0; i < d->count; i++) {
         const Source *s = &d->sources[i];
         weighted += s->weight != 0;
-        double documents = fmax(1, (double)token_cache_documents(s->cache));
-        double mean = (double)token_cache_tokens(s->cache) / documents;
-        shares[i] = s->weight * (kind == WEIGHTS_DOCUMENTS ? mean : 1);
+        shares[i] = s->weight * (kind == WEIGHTS_DOCUMENTS ? mean_length(s->cache) : 1);
     }
     *mixed = weighted > 0;
     if (weighted == 0 || weighted == d->count) return OK;
@@ -776,7 +801,8 @@ static ErrorCode open_sampler(Dataset *d, const DataConfig *c, Error *err) {
     double *shares = mem_alloc_array(d->count, sizeof *shares);
     uint64_t *windows = mem_alloc_array(d->count, sizeof *windows);
     bool mixed;
-    for (size_t i = 0; i < d->count; i++) windows[i] = dataset_source_windows(d, i);
+    /* By blocks, the sampler only mixes sources, whose windows it need not know. */
+    for (size_t i = 0; i < d->count; i++) windows[i] = d->growing ? 1 : dataset_source_windows(d, i);
     ErrorCode code = weigh(d, c->weights, shares, &mixed, err);
     if (code == OK)
         code = sampler_open(&d->sampler, (uint64_t)c->seed, windows, mixed ? shares : NULL, d->count, err);
@@ -796,16 +822,102 @@ static ErrorCode find_files(Dataset *d, const DataConfig *c, const Tokenizer *t,
     return print_indices(d, c->cache_dir, err);
 }
 
+/* What has come of a source that grows may be too bad, or nothing. */
+static ErrorCode check_growing(void *dataset, size_t i, const BlockSource *there, Error *err) {
+    const Dataset *d = dataset;
+    const Source *s = &d->sources[i];
+    bool counts = d->bad_lines_limit >= 1 || d->bad_lines_limit <= 0;
+    if (there->complete || counts)
+        TRY(check_bad_lines(s, &there->figures, d->bad_lines_limit, d->cache_dir, err));
+    if (!there->complete || there->windows > 0) return OK;
+    if (there->tokens == 0) return refuse_none(s, &there->figures, err);
+    return error_set(err, ERR_DATA, "%s: no document of it has two tokens, to predict one from the other",
+                     s->name);
+}
+
+/* The caches of a source, with those that an earlier start has built without skipping lines. Each is held
+ * before it is looked for. */
+static ErrorCode grow_source(Dataset *d, const Recipe *r, const DataSource *spec, Source *s, Error *err) {
+    ErrorCode code = OK;
+    CorpusFile *files = corpus_files(r, spec, s);
+    Caches c = {.vocabulary = (uint64_t)tokenizer_vocab_size(r->tokenizer)};
+    make_key(r, files, s->prints, s->files, skips_bad(r), s->key);
+    cut_units(r, s, files, &c);
+    for (size_t i = 0; code == OK && i < c.count; i++) {
+        TokenUnit *u = &c.units[i];
+        char name[65];
+        uint8_t clean[32];
+        cache_use_hold(r->use, cache_name(u->key, name));
+        make_key(r, files + u->first, s->prints + u->first, u->count, false, clean);
+        if (memcmp(clean, u->key, sizeof clean) == 0) continue;
+        code = open_complete(r, clean, c.vocabulary, &c.opened[i], err);
+        if (!c.opened[i]) continue;
+        memcpy(u->key, clean, sizeof clean);
+        free((char *)(uintptr_t)u->dir);
+        u->dir = cache_path(r->config->cache_dir, clean);
+    }
+    if (code == OK) growing_add(d->growing, files, s->prints, s->files, c.units, c.count);
+    free_units(&c);
+    free(files);
+    return code;
+}
+
+/* Label of the progress of all sources together. */
+static const char *growing_label(const Dataset *d) {
+    return d->count == 1 ? d->sources[0].name : "data.sources";
+}
+
+static void begin_growing(Dataset *d, const Recipe *r) {
+    const DataConfig *c = r->config;
+    uint64_t context = (uint64_t)d->context, block = (uint64_t)c->stream_block / context;
+    uint32_t *slots = mem_alloc_array(d->count, sizeof *slots);
+    bool mixed = dataset_is_mixture(d);
+    for (size_t i = 0; i < d->count; i++) slots[i] = sampler_slots(d->sampler, i);
+    GrowingSpec spec = {.build = {.label = growing_label(d),
+                                  .tokenizer = r->tokenizer,
+                                  .bos = r->bos,
+                                  .eos = r->eos,
+                                  .threads = r->threads,
+                                  .skip_bad = skips_bad(r),
+                                  .bad_limit = HUGE_VAL, /* of each source: check_growing */
+                                  .dedup = c->dedup == DEDUP_EXACT},
+                        .order = {.seed = (uint64_t)c->seed,
+                                  .vocabulary = (uint64_t)tokenizer_vocab_size(r->tokenizer),
+                                  .context = d->context,
+                                  .block = block > 0 ? block : 1,
+                                  .document_mask = d->document_mask,
+                                  .sources = d->count,
+                                  .mixed = mixed,
+                                  .check = check_growing,
+                                  .check_context = d},
+                        .slots = mixed ? slots : NULL};
+    growing_begin(d->growing, &spec);
+    free(slots);
+}
+
 /* Opens the sources one after the other, since tokenizing each uses all threads. */
+static ErrorCode open_sources(Dataset *d, const DataConfig *c, const Recipe *r, Error *err) {
+    if (c->order == ORDER_STREAM) d->growing = growing_open();
+    for (size_t i = 0; i < d->total; i++) {
+        bool streams = d->growing && i < d->count;
+        if (streams) TRY(grow_source(d, r, source_of(d, c, i), &d->sources[i], err));
+        if (!streams || !r->grows) TRY(open_files(r, source_of(d, c, i), &d->sources[i], err));
+    }
+    return OK;
+}
+
 static ErrorCode fill(Dataset *d, const DataConfig *c, Recipe *r, Error *err) {
     TRY(find_files(d, c, r->tokenizer, err));
     r->use = d->use = cache_use_open(c->cache_dir);
     r->remote = d->remote;
-    for (size_t i = 0; i < d->total; i++) TRY(open_files(r, source_of(d, c, i), &d->sources[i], err));
+    TRY(open_sources(d, c, r, err));
     remote_close(d->remote); /* samples are drawn from tokens: the copies may go */
     d->remote = NULL;
     TRY(assign_streams(d, err));
-    return open_sampler(d, c, err);
+    TRY(open_sampler(d, c, err));
+    if (!d->growing) return OK;
+    begin_growing(d, r);
+    return block_order_grow(growing_order(d->growing), err);
 }
 
 static Dataset *new_dataset(const DataConfig *config, const Tokenizer *tokenizer, int64_t context) {
@@ -815,6 +927,7 @@ static Dataset *new_dataset(const DataConfig *config, const Tokenizer *tokenizer
     d->vocabulary = tokenizer_vocab_size(tokenizer);
     d->document_mask = config->document_mask;
     d->validation_fraction = config->validation_fraction;
+    d->bad_lines_limit = config->bad_lines_limit;
     d->count = config->sources.count;
     d->total = d->count + config->validation_sources.count;
     d->sources = mem_alloc_array(d->total, sizeof *d->sources);
@@ -824,14 +937,14 @@ static Dataset *new_dataset(const DataConfig *config, const Tokenizer *tokenizer
     return d;
 }
 
-/* May tokenize for hours. *dataset is NULL after a failure. */
-ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
-                       int64_t context, int threads, Error *err) {
+static ErrorCode open_dataset(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
+                              int64_t context, int threads, bool grows, Error *err) {
     *dataset = NULL;
     TRY(check_config(config, context, err));
     Dataset *d = new_dataset(config, tokenizer, context);
     Recipe recipe;
     ErrorCode code = make_recipe(&recipe, config, tokenizer, threads, err);
+    recipe.grows = grows;
     if (recipe.chat) hash_template(recipe.chat, d->template);
     if (code == OK) code = fill(d, config, &recipe, err);
     chat_close(recipe.chat);
@@ -840,6 +953,17 @@ ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokeni
     else
         *dataset = d;
     return code;
+}
+
+/* May tokenize for hours. *dataset is NULL after a failure. */
+ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
+                       int64_t context, int threads, Error *err) {
+    return open_dataset(dataset, config, tokenizer, context, threads, false, err);
+}
+
+ErrorCode dataset_open_growing(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
+                               int64_t context, int threads, Error *err) {
+    return open_dataset(dataset, config, tokenizer, context, threads, true, err);
 }
 
 static void add_name(const uint8_t key[32], Text *names) {
@@ -889,6 +1013,7 @@ ErrorCode dataset_name_caches(const DataConfig *config, const Tokenizer *tokeniz
 /* Also for a dataset whose opening failed: missing members are NULL. */
 void dataset_close(Dataset *d) {
     if (!d) return;
+    growing_close(d->growing); /* its thread uses the rest */
     for (size_t i = 0; i < d->total; i++) {
         packing_free(&d->sources[i].train.packing);
         packing_free(&d->sources[i].validation.packing);
@@ -981,10 +1106,19 @@ const TokenCache *dataset_held_cache(const Dataset *d, size_t i) { return d->sou
 
 int64_t dataset_context(const Dataset *d) { return d->context; }
 
+bool dataset_is_known(const Dataset *d) {
+    for (size_t i = 0; i < d->count; i++)
+        if (!there_of(d, &d->sources[i]).complete) return false;
+    return true;
+}
+
 /* Training tokens, without held-out ones. */
 uint64_t dataset_tokens(const Dataset *d) {
     uint64_t sum = 0;
-    for (size_t i = 0; i < d->count; i++) sum += d->sources[i].train.stream.tokens;
+    for (size_t i = 0; i < d->count; i++) {
+        const Source *s = &d->sources[i];
+        sum += s->cache ? s->train.stream.tokens : there_of(d, s).complete ? there_of(d, s).tokens : 0;
+    }
     return sum;
 }
 
@@ -1034,6 +1168,7 @@ DatasetRepeats dataset_repeats(const Dataset *d) {
 }
 
 uint64_t dataset_source_windows(const Dataset *d, size_t source) {
+    if (d->growing) return 0;
     return samples_count(&d->sources[source].train, &d->sources[source], d->context);
 }
 
@@ -1049,11 +1184,25 @@ void dataset_mixture(const Dataset *d, char out[DATASET_MIXTURE]) {
 
 bool dataset_is_mixture(const Dataset *d) { return sampler_cycle(d->sampler) > 1; }
 
+/* Samples of an epoch of a source; 0: not known yet. */
+static uint64_t source_samples(const Dataset *d, size_t i) {
+    if (!d->growing) return dataset_source_windows(d, i);
+    BlockSource there = block_order_source(growing_order(d->growing), i);
+    return there.complete ? there.windows : 0;
+}
+
 /* Each window of each source once. In a mixture, sources finish an epoch at different times. */
 uint64_t dataset_samples_per_epoch(const Dataset *d) {
     uint64_t sum = 0;
-    for (size_t i = 0; i < d->count; i++) sum += dataset_source_windows(d, i);
+    for (size_t i = 0; i < d->count; i++) {
+        if (source_samples(d, i) == 0) return 0;
+        sum += source_samples(d, i);
+    }
     return sum;
+}
+
+static double epochs_of(uint64_t samples, uint64_t epoch) {
+    return epoch > 0 ? (double)samples / (double)epoch : (double)NAN;
 }
 
 /* The last of the running sums, which are kept for searching. */
@@ -1067,12 +1216,27 @@ void dataset_epochs(const Dataset *d, uint64_t k, double *out) {
     bool mixed = dataset_is_mixture(d);
     if (mixed) sampler_count(d->sampler, k, counts);
     for (size_t i = 0; i < d->count; i++)
-        out[i] = mixed ? (double)counts[i] / (double)dataset_source_windows(d, i)
-                       : (double)k / (double)dataset_samples_per_epoch(d);
+        out[i] = mixed ? epochs_of(counts[i], source_samples(d, i))
+                       : epochs_of(k, dataset_samples_per_epoch(d));
     free(counts);
 }
 
-Sample dataset_locate(const Dataset *d, uint64_t k) { return sampler_at(d->sampler, k); }
+ErrorCode dataset_ready(const Dataset *d, uint64_t k, bool *ready, Error *err) {
+    size_t group;
+    uint64_t index;
+    *ready = true;
+    if (!d->growing) return OK;
+    sampler_place(d->sampler, k, &group, &index);
+    return growing_ready(d->growing, group, index, ready, err);
+}
+
+Sample dataset_locate(const Dataset *d, uint64_t k) {
+    size_t group;
+    uint64_t index;
+    if (!d->growing) return sampler_at(d->sampler, k);
+    sampler_place(d->sampler, k, &group, &index);
+    return block_order_at(growing_order(d->growing), group, index);
+}
 
 static void describe_packing(const Dataset *d, const Packing *p, Text *out) {
     char rows[32];
@@ -1081,9 +1245,26 @@ static void describe_packing(const Dataset *d, const Packing *p, Text *out) {
                 p->rows == 1 ? "" : "s", positions > 0 ? 100.0 * (double)p->positions / positions : 0);
 }
 
+static void describe_growing(const Dataset *d, size_t i, double epochs, Text *out) {
+    const Source *s = &d->sources[i];
+    BlockSource there = there_of(d, s);
+    char tokens[32];
+    uint32_t cycle = sampler_cycle(d->sampler);
+    text_printf(out, "  %s: %zu file%s, %s tokens %s", s->name, s->files, s->files == 1 ? "" : "s",
+                text_count((int64_t)there.tokens, tokens),
+                there.complete ? "for training" : "so far; the rest is tokenized while the run trains");
+    if (cycle > 1) text_printf(out, ", %.2f%% of samples", 100.0 * sampler_slots(d->sampler, i) / cycle);
+    if (epochs > 0) text_printf(out, ", read %.3g times", epochs);
+    text_puts(out, "\n");
+}
+
 /* Bytes per token over the whole cache: it shows a tokenizer that does not fit the text. */
 static void describe_source(const Dataset *d, size_t i, double epochs, Text *out) {
     const Source *s = &d->sources[i];
+    if (!s->cache) {
+        describe_growing(d, i, epochs, out);
+        return;
+    }
     char documents[32], tokens[32], held[32];
     uint64_t count = token_cache_documents(s->cache) + held_documents(s);
     text_count((int64_t)count, documents);
@@ -1134,10 +1315,25 @@ static ErrorCode validation_sample(const Dataset *d, uint64_t k, const SampleRow
     return sample_of(d, s, &s->validation, k - d->first_validation[i], row, valid, err);
 }
 
+/* Of data.order: stream. */
+static ErrorCode growing_sample(const Dataset *d, uint64_t k, const SampleRow *row, int64_t *valid,
+                                Error *err) {
+    size_t group;
+    uint64_t index;
+    bool ready;
+    sampler_place(d->sampler, k, &group, &index);
+    for (;;) {
+        TRY(growing_ready(d->growing, group, index, &ready, err));
+        if (ready) return block_order_sample(growing_order(d->growing), group, index, row, valid, err);
+        nanosleep(&(struct timespec){0, 20 * 1000 * 1000}, NULL);
+    }
+}
+
 /* Any k at any time, from any thread: each rank and restart asks for its own samples only. */
 ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const SampleRow *row, int64_t *valid,
                          Error *err) {
     if (validation) return validation_sample(d, k, row, valid, err);
+    if (d->growing) return growing_sample(d, k, row, valid, err);
     Sample s = sampler_at(d->sampler, k);
     const Source *source = &d->sources[s.source];
     return sample_of(d, source, &source->train, s.window, row, valid, err);
@@ -1147,7 +1343,7 @@ ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const Sa
  * use instead. */
 ErrorCode dataset_verify(const Dataset *d, Error *err) {
     for (size_t i = 0; i < d->total; i++) {
-        TRY(token_cache_verify(d->sources[i].cache, err));
+        if (d->sources[i].cache) TRY(token_cache_verify(d->sources[i].cache, err));
         if (d->sources[i].held) TRY(token_cache_verify(d->sources[i].held, err));
     }
     return OK;

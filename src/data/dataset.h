@@ -2,7 +2,7 @@
  * either.
  *
  * Training sample k is a function of (dataset fingerprint, seed, mixture weights, context) alone (sampler.h,
- * stream.h). Validation sample k is window k of the validation streams, in order, one source after the other;
+ * stream.h), with data.order: stream also of its block (block_order.h). Validation sample k is window k of the validation streams, in order, one source after the other;
  * with named sets, set after set.
  *
  * Weights: all 0 means that the sources are one corpus, each window once per epoch. Otherwise each weight
@@ -38,7 +38,17 @@ ChatOptions data_chat_options(const DataConfig *c);
  * core. Config and tokenizer are not kept. */
 ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
                        int64_t context, int threads, Error *err);
+/* The same, but with data.order: stream the training sources are tokenized while samples are drawn. Until all
+ * of it is tokenized, figures of the whole are not known (dataset_is_known). Config and tokenizer must outlive
+ * the dataset. */
+ErrorCode dataset_open_growing(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
+                               int64_t context, int threads, Error *err);
 void dataset_close(Dataset *d); /* NULL is fine */
+/* Whether all training data is tokenized. Numbers of the whole are 0 before, and epochs NaN. */
+bool dataset_is_known(const Dataset *d);
+/* Whether training sample k can be drawn without waiting. Where it cannot, this starts tokenizing in the
+ * background, whose failure it reports. */
+ErrorCode dataset_ready(const Dataset *d, uint64_t k, bool *ready, Error *err);
 /* Names of the caches that dataset_open would look for, one per line, whether or not they exist. Reads new
  * and changed files to hash them; tokenizes nothing. */
 ErrorCode dataset_name_caches(const DataConfig *config, const Tokenizer *tokenizer, int64_t context,
@@ -64,7 +74,7 @@ typedef struct DatasetInput {
 size_t dataset_inputs(const Dataset *d);
 DatasetInput dataset_input(const Dataset *d, size_t i);
 /* All ids of a source: training ones, held-out ones; those that are held out by hash are in the second cache,
- * which else is NULL. Of conversations they tell what is learned, too. */
+ * which else is NULL. Of conversations they tell what is learned, too. NULL for a source that grows. */
 const TokenCache *dataset_cache(const Dataset *d, size_t i);
 const TokenCache *dataset_held_cache(const Dataset *d, size_t i);
 int64_t dataset_context(const Dataset *d);
@@ -94,7 +104,8 @@ size_t dataset_validation_sets(const Dataset *d);
 ValidationSet dataset_validation_set(const Dataset *d, size_t set);
 
 size_t dataset_sources(const Dataset *d);
-uint64_t dataset_source_windows(const Dataset *d, size_t source); /* for training */
+/* For training. 0 with data.order: stream: ranks must agree, and each sees another state of the caches. */
+uint64_t dataset_source_windows(const Dataset *d, size_t source);
 bool dataset_is_mixture(const Dataset *d); /* each source has its own epochs; else all share one */
 /* "7,2,1": slots per cycle of each source (sampler.h), however the weights were given; "0" when it is no
  * mixture. */
@@ -108,7 +119,7 @@ void dataset_epochs(const Dataset *d, uint64_t k, double *out);
 /* A table of the sources for the reader: with `samples`, how often a run of that length reads each. */
 void dataset_describe(const Dataset *d, uint64_t samples /* 0: unknown */, Text *out);
 
-/* Sample k as a row of a batch; adds its number of targets to *valid. Thread-safe. A validation sample past
+/* Sample k as a row of a batch; adds its number of targets to *valid. Thread-safe. Waits until it is ready. A validation sample past
  * the last is a row without targets, so that the last batch may be partly filled. */
 ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const SampleRow *row, int64_t *valid,
                          Error *err);

@@ -21,8 +21,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "data/stream.h"
 
@@ -66,6 +68,27 @@ static ErrorCode make(Loader *l, uint64_t i, Error *err) {
     return OK;
 }
 
+/* Whether microbatch i can be made without waiting for the tokenizer. */
+static ErrorCode is_ready(const Loader *l, uint64_t i, bool *ready, Error *err) {
+    uint64_t first = loader_sample(&l->layout, i);
+    *ready = true;
+    for (int64_t r = 0; *ready && !l->layout.validation && r < l->layout.sequences; r++)
+        TRY(dataset_ready(l->dataset, first + (uint64_t)r, ready, err));
+    return OK;
+}
+
+/* With the lock, which is released meanwhile. A beat shows that this is no hang: the tokenizer's own failure
+ * ends the wait. */
+static void pause_for_tokens(Loader *l) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 20 * 1000 * 1000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    progress_beat();
+    pthread_cond_timedwait(&l->changed, &l->lock, &until);
+}
+
 /* The lock is not held while a batch is made: the slot belongs to this thread until `made` is increased. */
 static void *run(void *argument) {
     Loader *l = argument;
@@ -78,12 +101,16 @@ static void *run(void *argument) {
         uint64_t i = l->made;
         pthread_mutex_unlock(&l->lock);
         Error error = {0};
-        ErrorCode code = make(l, i, &error);
+        bool ready;
+        ErrorCode code = is_ready(l, i, &ready, &error);
+        if (code == OK && ready) code = make(l, i, &error);
         pthread_mutex_lock(&l->lock);
-        if (code == OK)
+        if (code != OK)
+            l->error = error;
+        else if (ready)
             l->made++;
         else
-            l->error = error;
+            pause_for_tokens(l);
         l->code = code;
         pthread_cond_broadcast(&l->changed);
     }

@@ -1,5 +1,7 @@
 /* Options of the section `data`, and of the items of its lists and of evaluation.tasks. */
+#include "base/file.h"
 #include "base/option_rows.h"
+#include "base/url.h"
 #include "data/config.h"
 
 /* Items of data.sources and data.validation. By default all weights are 0 and the sources are one corpus; a
@@ -114,6 +116,13 @@ const Option data_options[] = {
      * differ. */
     CHOICE("data.weights", weights, "tokens", CHOICE_WORDS(MIXTURE_WEIGHTS), CURVE,
            "Unit of the sources' weights: shares of tokens or of documents."),
+    /* Another order is other samples in each step. */
+    CHOICE("data.order", order, "shuffle", CHOICE_WORDS(SAMPLE_ORDERS), CURVE,
+           "shuffle: all samples of an epoch, once everything is tokenized; stream: training begins while the "
+           "sources are being tokenized, in blocks of data.stream_block."),
+    INT("data.stream_block", stream_block, "4194304", 1, MOST_EXACT, CURVE,
+        "order: stream: tokens of a block, within which samples are shuffled; it is tokenized before its first "
+        "sample is drawn."),
     /* Changes which keys a token sees, and so the mathematics. */
     BOOL("data.document_mask", document_mask, "false", CURVE,
          "Attention stays inside a document, where positions restart; of conversations it always does."),
@@ -155,3 +164,23 @@ const Option data_options[] = {
     INT("data.prefetch", prefetch, "4", 1, 1024, NOTHING, "Microbatches that are read ahead and kept ready.",
         LOCAL, ELSEWHERE("prefetch_factor prefetch_size")),
     TABLE_END};
+
+static const char *source_conflict(const DataSource *s) {
+    if (s->format == FORMAT_CHAT)
+        return "format: chat: conversations are packed when all of them are tokenized";
+    if (s->path && url_is(s->path) && !file_exists(s->path))
+        return "remote sources in this version: fetch them first, or use data.order: shuffle";
+    return NULL;
+}
+
+const char *data_order_conflict(const DataConfig *c) {
+    const DataSource *sources = (const DataSource *)(const void *)c->sources.items;
+    const char *why = NULL;
+    if (c->order != ORDER_STREAM) return NULL;
+    if (c->validation_fraction > 0)
+        return "data.validation_fraction, a share of the whole: name files in data.validation";
+    if (c->weights == WEIGHTS_DOCUMENTS)
+        return "data.weights: documents, which needs their mean length: give weights in tokens";
+    for (size_t i = 0; !why && i < c->sources.count; i++) why = source_conflict(&sources[i]);
+    return why;
+}

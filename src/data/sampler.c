@@ -185,11 +185,17 @@ static size_t source_of(const Sampler *s, uint64_t window) {
 
 /* Index of sample k within its group: slots of the group in all earlier cycles, then those earlier in this
  * cycle. */
-Sample sampler_at(const Sampler *s, uint64_t k) {
+void sampler_place(const Sampler *s, uint64_t k, size_t *group, uint64_t *index) {
     uint64_t slot = k % s->cycle;
-    size_t g = s->slot_group[slot];
+    *group = s->slot_group[slot];
+    *index = k / s->cycle * s->groups[*group].slots + s->slot_rank[slot];
+}
+
+Sample sampler_at(const Sampler *s, uint64_t k) {
+    size_t g;
+    uint64_t index;
+    sampler_place(s, k, &g, &index);
     const Group *group = &s->groups[g];
-    uint64_t index = k / s->cycle * group->slots + s->slot_rank[slot];
     Sample out = {.source = g, .epoch = index / group->windows};
     out.window = rng_permute(rng_u64(group->key, out.epoch), group->windows, index % group->windows);
     if (s->group_count < s->source_count) {

@@ -33,6 +33,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -46,6 +47,10 @@
 #define LARGE_JOB (16 * JOB_BYTES)
 #define SHARD_BYTES (128u << 20)
 #define SHARD_DOCUMENTS (4u << 20) /* bounds the memory for document ends */
+/* Shards that somebody waits for: the first ones are ready soon, later ones are an eighth of what is there, so
+ * that few are needed. */
+#define AWAITED_BYTES (8u << 20)
+enum { AWAITED_SHARE = 8 };
 enum { LISTED_LINES = 1000, MOST_LISTED_BYTES = 4 << 20 };
 
 /* A chunk within a job's text; `line` is for messages. */
@@ -89,6 +94,7 @@ typedef struct UnitState {
     int lock; /* -1: not held */
     TokenHeader previous;
     bool any_previous;
+    SeenSet seen; /* its documents so far */
 } UnitState;
 
 typedef struct Builder {
@@ -116,7 +122,6 @@ typedef struct Builder {
     /* writer */
     UnitState *units; /* [unit_count] */
     ShardWriter *shard;
-    SeenSet seen;       /* documents so far */
     Text bad;           /* of this shard */
     uint64_t bad_lines; /* of this build */
     size_t shard_first_file;
@@ -147,6 +152,18 @@ static ErrorCode write_about(const TokenBuild *b, const TokenUnit *u, Error *err
     return code;
 }
 
+static bool is_stopped(const TokenBuild *b) { return b->stop && atomic_load(b->stop); }
+
+/* A build that can be stopped asks for the lock again and again. */
+static int lock_kind(const TokenBuild *b) { return b->stop ? LOCK_EX | LOCK_NB : LOCK_EX; }
+
+static ErrorCode wait_for_lock(const char *path, Error *err) {
+    if (errno != EINTR && errno != EWOULDBLOCK) return error_errno(err, ERR_IO, "%s: cannot lock", path);
+    progress_beat(); /* the kernel ends the lock of a process that died: there is one that works */
+    nanosleep(&(struct timespec){0, 50 * 1000 * 1000}, NULL);
+    return OK;
+}
+
 /* The lock is on a file of the directory and ends with the process, however it ends. *fd stays -1 if another
  * process has it and this one may not wait. */
 static ErrorCode lock_directory(const TokenBuild *b, const char *dir, bool wait, int *fd, Error *err) {
@@ -155,8 +172,8 @@ static ErrorCode lock_directory(const TokenBuild *b, const char *dir, bool wait,
     bool held = code == OK && flock(*fd, LOCK_EX | LOCK_NB) == 0;
     if (code == OK && !held && wait) {
         log_info("%s: waiting for another process that tokenizes it", b->label);
-        while (code == OK && !(held = flock(*fd, LOCK_EX) == 0))
-            if (errno != EINTR) code = error_errno(err, ERR_IO, "%s: cannot lock", path);
+        while (code == OK && !is_stopped(b) && !(held = flock(*fd, lock_kind(b)) == 0))
+            code = wait_for_lock(path, err);
     }
     if (!held && *fd >= 0) {
         close(*fd);
@@ -186,7 +203,7 @@ static void skip_files(Builder *s, size_t count) {
 }
 
 /* The digests of documents that an interrupted build has written, from their ids. */
-static ErrorCode remember_shards(Builder *s, const TokenCache *cache, Error *err) {
+static ErrorCode remember_shards(SeenSet *seen, const TokenCache *cache, Error *err) {
     TokenList ids = {0}, starts = {0};
     ErrorCode code = OK;
     uint64_t tokens = token_cache_tokens(cache);
@@ -196,7 +213,7 @@ static ErrorCode remember_shards(Builder *s, const TokenCache *cache, Error *err
         token_list_reserve(&starts, end - begin);
         code = token_cache_read(cache, begin, end - begin, ids.ids, starts.ids, err);
         DocumentDigest d = document_digest(ids.ids, code == OK ? end - begin : 0);
-        seen_add(&s->seen, &d);
+        seen_add(seen, &d);
     }
     token_list_free(&ids);
     token_list_free(&starts);
@@ -211,7 +228,7 @@ static ErrorCode resume(Builder *s, const TokenUnit *u, UnitState *state, bool *
     *complete = token_cache_complete(cache);
     state->any_previous = last != NULL;
     if (last) state->previous = *last;
-    ErrorCode code = s->b->dedup && !*complete ? remember_shards(s, cache, err) : OK;
+    ErrorCode code = s->b->dedup && !*complete ? remember_shards(&state->seen, cache, err) : OK;
     token_cache_close(cache);
     if (code != OK || !state->any_previous || *complete) return code;
     const TokenHeader *h = &state->previous;
@@ -244,8 +261,8 @@ static void leave_unit(Builder *s) {
 /* Enters the next unit with work to do, if none is entered. *busy: another process has it, and this one must
  * finish the units that it holds before it can wait (B4). */
 static ErrorCode find_unit(Builder *s, bool *busy, Error *err) {
-    *busy = false;
-    while (!s->entered && s->unit < s->b->unit_count) {
+    *busy = is_stopped(s->b);
+    while (!*busy && !s->entered && s->unit < s->b->unit_count) {
         const TokenUnit *u = &s->b->units[s->unit];
         UnitState *state = &s->units[s->unit];
         bool complete = false, alone = s->written == s->read;
@@ -308,6 +325,8 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     job->unit = s->unit;
     job->file = s->file;
     if (!s->reader) s->invalid = s->nulls = 0;
+    if (!s->reader && s->b->fetch)
+        TRY(s->b->fetch(s->b->fetch_context, s->file, &s->b->prints[s->file], err));
     if (!s->reader) TRY(corpus_open(&s->reader, &s->b->files[s->file], &s->from, err));
     bool more = true, whole = whole_documents(s->b, &s->b->files[s->file]), inside = false;
     while (more && (job->raw.length < JOB_BYTES || (whole && inside))) {
@@ -629,7 +648,9 @@ static ErrorCode commit_shard(Builder *s, const Job *job, Error *err) {
     ShardWriter *shard = s->shard;
     s->shard = NULL;
     TRY(shard_commit(shard, err));
-    if (job->final) unlock(unit);
+    if (!job->final) return OK;
+    unlock(unit);
+    seen_free(&unit->seen);
     return OK;
 }
 
@@ -655,7 +676,7 @@ static void drop_duplicates(Builder *s, Job *job) {
     for (size_t i = 0; i < job->ends.count; i++) {
         const Document *d = &job->documents[i];
         uint64_t end = job->ends.ends[i], count = end - begin;
-        bool is_new = count > 0 && seen_add(&s->seen, &d->digest);
+        bool is_new = count > 0 && seen_add(&s->units[job->unit].seen, &d->digest);
         if (is_new) memmove(job->ids.ids + at, job->ids.ids + begin, count * sizeof *job->ids.ids);
         if (is_new) job->ends.ends[kept++] = at += count;
         if (!is_new && count > 0) {
@@ -666,6 +687,14 @@ static void drop_duplicates(Builder *s, Job *job) {
     }
     job->ends.count = kept;
     job->ids.count = at;
+}
+
+/* Bytes of text in a shard. */
+static uint64_t shard_limit(const TokenBuild *b, const Job *job) {
+    double share = job->stored / AWAITED_SHARE;
+    if (b->part_bytes) return b->part_bytes;
+    if (!b->is_awaited || share >= SHARD_BYTES) return SHARD_BYTES;
+    return share > AWAITED_BYTES ? (uint64_t)share : AWAITED_BYTES;
 }
 
 /* A shard is opened when its first job is ready, so that a source that fails at once leaves no empty
@@ -692,8 +721,7 @@ static ErrorCode write_job(Builder *s, Job *job, Error *err) {
     TRY(count_lines(s, job, err));
     progress_set(s->progress, job->stored / 1e6);
     const TokenHeader *h = shard_header(s->shard);
-    uint64_t limit = s->b->part_bytes ? s->b->part_bytes : SHARD_BYTES;
-    if (job->final || h->text_bytes >= limit || h->documents >= SHARD_DOCUMENTS)
+    if (job->final || h->text_bytes >= shard_limit(s->b, job) || h->documents >= SHARD_DOCUMENTS)
         TRY(commit_shard(s, job, err));
     return OK;
 }
@@ -708,7 +736,7 @@ static Job *wait_for_job(Builder *s) {
 }
 
 static ErrorCode pump(Builder *s, Error *err) {
-    for (;;) {
+    while (!is_stopped(s->b)) {
         read_ahead(s);
         if (s->written == s->read && s->all_read) return OK;
         if (s->written == s->read) continue;
@@ -718,6 +746,7 @@ static ErrorCode pump(Builder *s, Error *err) {
         s->ahead -= job->bytes;
         s->written++;
     }
+    return OK;
 }
 
 /* ---- all together ---- */
@@ -760,9 +789,11 @@ static void finish(Builder *s) {
     free(s->threads);
     corpus_close(s->reader);
     shard_abandon(s->shard);
-    seen_free(&s->seen);
     text_free(&s->bad);
-    for (size_t i = 0; i < s->b->unit_count; i++) unlock(&s->units[i]);
+    for (size_t i = 0; i < s->b->unit_count; i++) {
+        unlock(&s->units[i]);
+        seen_free(&s->units[i].seen);
+    }
     free(s->units);
     progress_finish(s->progress);
 }

@@ -200,16 +200,20 @@ static bool next_exists(const TokenCache *c, const char *dir) {
     return exists;
 }
 
-/* Opens shards up to the last one, or until a number is missing: that is an interrupted build. A shard after
- * a gap is ignored; building overwrites it. */
+/* Opens shards up to the last one, or until a number is missing: that is an unfinished build. A shard after a
+ * gap is ignored; building overwrites it. */
+ErrorCode token_cache_grow(TokenCache *c, const char *dir, const uint8_t key[32], Error *err) {
+    while (!token_cache_complete(c) && next_exists(c, dir)) TRY(add_shard(c, dir, key, err));
+    return OK;
+}
+
 ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary,
                            Error *err) {
     *cache = NULL;
     TRY(file_check_own_dir(dir, err));
     TokenCache *c = mem_alloc(sizeof *c);
     c->vocabulary = vocabulary;
-    ErrorCode code = OK;
-    while (code == OK && !token_cache_complete(c) && next_exists(c, dir)) code = add_shard(c, dir, key, err);
+    ErrorCode code = token_cache_grow(c, dir, key, err);
     if (code != OK) {
         token_cache_close(c);
         return code;

@@ -75,6 +75,8 @@ char *token_shard_path(const char *dir, uint64_t shard);
  * foreign and newer files are ERR_DATA, which names the file and what to do. */
 ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary,
                            Error *err);
+/* Opens the shards of an incomplete cache that have been added since. What was read before stays valid. */
+ErrorCode token_cache_grow(TokenCache *cache, const char *dir, const uint8_t key[32], Error *err);
 void token_cache_close(TokenCache *cache); /* NULL is fine */
 /* Concatenates complete caches; the result owns them. */
 TokenCache *token_cache_join(TokenCache *const *caches, size_t count);

@@ -39,6 +39,7 @@ typedef struct Check {
     uint64_t *windows; /* [sources] of the data */
     size_t sources;
     bool mixture;
+    bool unknown; /* windows of a source: it was not all tokenized */
     const AuditRecord *drawn; /* of the latest attempt of the run that records it */
     Text *out;
     Text first;     /* first violation, for the error */
@@ -420,10 +421,21 @@ static void empty_epochs(Check *c, uint32_t source, uint64_t from, uint64_t to) 
                 source, from, to);
 }
 
+/* Without a number of windows, that of the first epoch, which is over if there is another one. */
+static uint64_t windows_of(const Check *c, uint32_t source, const AuditUse *uses, size_t count,
+                           uint64_t newest) {
+    uint64_t most = 0;
+    if (c->windows[source] > 0) return c->windows[source];
+    if (newest == 0) return UINT64_MAX;
+    for (size_t i = 0; i < count && uses[i].sample.epoch == 0; i++)
+        if (uses[i].sample.window >= most) most = uses[i].sample.window + 1;
+    return most;
+}
+
 /* The samples of one source, epochs ascending: each epoch before the newest has all windows. Distinct windows
  * are counted, so a repeated one does not hide a missing one. */
 static void check_epochs_of(Check *c, uint32_t source, const AuditUse *uses, size_t count, uint64_t newest) {
-    uint64_t windows = c->windows[source], expected = 0;
+    uint64_t windows = windows_of(c, source, uses, count, newest), expected = 0;
     for (size_t i = 0; i < count;) {
         uint64_t epoch = uses[i].sample.epoch, distinct = 0;
         empty_epochs(c, source, expected, epoch);
@@ -447,9 +459,11 @@ static void check_epochs_of(Check *c, uint32_t source, const AuditUse *uses, siz
 /* Average number of uses of its windows. */
 static void report_source(Check *c, uint32_t source, size_t samples) {
     char count[32];
-    if (c->sources < 2 || source >= c->sources || c->windows[source] == 0) return;
-    text_printf(&c->by_source, "  source %u: %s samples, read %.3f times\n", source,
-                text_count((int64_t)samples, count), (double)samples / (double)c->windows[source]);
+    if (c->sources < 2 || source >= c->sources) return;
+    text_printf(&c->by_source, "  source %u: %s samples", source, text_count((int64_t)samples, count));
+    if (c->windows[source] > 0)
+        text_printf(&c->by_source, ", read %.3f times", (double)samples / (double)c->windows[source]);
+    text_puts(&c->by_source, "\n");
 }
 
 static void check_epochs(Check *c) {
@@ -471,8 +485,11 @@ static void check_epochs(Check *c) {
             violate(c, "sample %" PRIu64 " is of source %u: the data has %zu", f->uses[i].sample.k, source,
                     c->sources);
     }
-    for (size_t s = 0; s < c->sources; s++) windows += (double)c->windows[s];
-    f->epochs = windows > 0 ? (double)f->use_count / windows : 0;
+    for (size_t s = 0; s < c->sources; s++) {
+        windows += (double)c->windows[s];
+        c->unknown |= c->windows[s] == 0;
+    }
+    f->epochs = windows > 0 && !c->unknown ? (double)f->use_count / windows : 0;
     sort(f, by_sample);
 }
 
@@ -481,12 +498,12 @@ static void check_epochs(Check *c) {
 /* The two sentences of success are printed only if there was no violation. */
 static void summarize(const Check *c) {
     const AuditFigures *f = c->f;
-    char samples[32], steps[32];
+    char samples[32], steps[32], epochs[32] = "";
+    if (!c->unknown) snprintf(epochs, sizeof epochs, "%.3f epochs, ", f->epochs);
     text_printf(c->out,
-                "%s: %s samples in %s steps, %.3f epochs, %" PRId64 " attempt%s, %" PRId64
-                " step%s done again",
-                c->run->dir, text_count((int64_t)f->use_count, samples), text_count(f->steps, steps),
-                f->epochs, f->attempts, f->attempts == 1 ? "" : "s", f->redone, f->redone == 1 ? "" : "s");
+                "%s: %s samples in %s steps, %s%" PRId64 " attempt%s, %" PRId64 " step%s done again",
+                c->run->dir, text_count((int64_t)f->use_count, samples), text_count(f->steps, steps), epochs,
+                f->attempts, f->attempts == 1 ? "" : "s", f->redone, f->redone == 1 ? "" : "s");
     if (c->run->torn) text_printf(c->out, ", %zu torn line%s", c->run->torn, c->run->torn == 1 ? "" : "s");
     if (c->unfinished) text_printf(c->out, "; step %" PRId64 " was not finished", c->unfinished);
     text_puts(c->out, "\n");

@@ -58,7 +58,7 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
                          "data.sources is empty: name what to train on, e.g. data.sources=[text.txt]");
     TRY(tokenizer_open_as(&t->tokenizer, c->data.tokenizer, &c->data.tokenizer_keys, err));
     TRY(setup_shape(c, set, t->tokenizer, err));
-    return dataset_open(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
+    return dataset_open_growing(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
 }
 
 /* Every rank reads the tasks before training begins, so that errors in files are found now. */

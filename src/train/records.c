@@ -255,6 +255,12 @@ static int64_t sent_over(Comm *c, AxisSet one, AxisSet other) {
     return comm_traffic(c, one).bytes + comm_traffic(c, other).bytes;
 }
 
+/* NaN, which is left out of records, as long as the length of an epoch is not known. */
+static double epochs_of(const Trainer *t) {
+    uint64_t epoch = dataset_samples_per_epoch(t->data);
+    return epoch > 0 ? (double)t->state.samples / (double)epoch : (double)NAN;
+}
+
 /* Deviations compare with earlier steps: judge adds this one to the windows only afterwards. */
 StepMetrics record_of_step(const Trainer *t, const StepResult *r, double lr) {
     const RunState *s = &t->state;
@@ -287,7 +293,7 @@ StepMetrics record_of_step(const Trainer *t, const StepResult *r, double lr) {
                          .sent_tp = sent_over(c, MESH_TENSOR, MESH_KEY_COPIES),
                          .step_tokens = t->read_ahead.now->tokens,
                          .total_tokens = s->tokens,
-                         .epoch = (double)s->samples / (double)dataset_samples_per_epoch(t->data)};
+                         .epoch = epochs_of(t)};
 }
 
 /* Nothing is faster than the peak. If a step is, other programs used the processor while the peak was
