@@ -181,8 +181,7 @@ static ErrorCode grow_part(BlockOrder *o, Group *g, Part *p, bool *complete, Err
 
 static ErrorCode grow_group(BlockOrder *o, Group *g, Error *err) {
     bool complete = true;
-    while (complete && g->done < g->count)
-        TRY(grow_part(o, g, &o->parts[g->order[g->done]], &complete, err));
+    while (complete && g->done < g->count) TRY(grow_part(o, g, &o->parts[g->order[g->done]], &complete, err));
     if (g->done == g->count && g->known == 0) return error_set(err, ERR_DATA, "there is no text to train on");
     return OK;
 }
@@ -267,8 +266,8 @@ Sample block_order_at(BlockOrder *o, size_t group, uint64_t index) {
     return s;
 }
 
-ErrorCode block_order_sample(BlockOrder *o, size_t group, uint64_t index, const SampleRow *row, int64_t *valid,
-                             Error *err) {
+ErrorCode block_order_sample(BlockOrder *o, size_t group, uint64_t index, const SampleRow *row,
+                             int64_t *valid, Error *err) {
     uint64_t epoch, window;
     Group *g = &o->groups[group];
     pthread_mutex_lock(&o->lock);

@@ -61,8 +61,8 @@ size_t block_order_caches(const BlockOrder *o, size_t group, const size_t **orde
 ErrorCode block_order_ready(BlockOrder *o, size_t group, uint64_t index, bool *ready, Error *err);
 /* Of a sample that was ready. Its window is numbered in the order of use within its source. */
 Sample block_order_at(BlockOrder *o, size_t group, uint64_t index);
-ErrorCode block_order_sample(BlockOrder *o, size_t group, uint64_t index, const SampleRow *row, int64_t *valid,
-                             Error *err);
+ErrorCode block_order_sample(BlockOrder *o, size_t group, uint64_t index, const SampleRow *row,
+                             int64_t *valid, Error *err);
 /* Opens what is there by now of all groups. */
 ErrorCode block_order_grow(BlockOrder *o, Error *err);
 BlockSource block_order_source(BlockOrder *o, size_t source);

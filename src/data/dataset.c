@@ -1216,8 +1216,8 @@ void dataset_epochs(const Dataset *d, uint64_t k, double *out) {
     bool mixed = dataset_is_mixture(d);
     if (mixed) sampler_count(d->sampler, k, counts);
     for (size_t i = 0; i < d->count; i++)
-        out[i] = mixed ? epochs_of(counts[i], source_samples(d, i))
-                       : epochs_of(k, dataset_samples_per_epoch(d));
+        out[i] =
+            mixed ? epochs_of(counts[i], source_samples(d, i)) : epochs_of(k, dataset_samples_per_epoch(d));
     free(counts);
 }
 

@@ -60,6 +60,7 @@ void growing_add(Growing *g, const CorpusFile *files, const Fingerprint *prints,
         Unit *u = &g->units[g->unit_count++];
         *u = (Unit){.unit = units[i], .source = g->sources};
         u->unit.first += g->file_count;
+        u->unit.dir = mem_strdup(units[i].dir);
     }
     g->file_count = all;
     g->sources++;
@@ -72,7 +73,6 @@ static void open_order(Growing *g, const BlockOrderSpec *spec) {
         memcpy(caches[i].key, g->units[i].unit.key, sizeof caches[i].key);
     }
     g->order = block_order_open(spec, caches, g->unit_count);
-    for (size_t i = 0; i < g->unit_count; i++) g->units[i].unit.dir = mem_strdup(g->units[i].unit.dir);
     free(caches);
 }
 
@@ -160,7 +160,7 @@ void growing_close(Growing *g) {
     atomic_store(&g->stop, true);
     if (g->has_thread) pthread_join(g->thread, NULL);
     block_order_close(g->order);
-    for (size_t i = 0; g->order && i < g->unit_count; i++) free((char *)(uintptr_t)g->units[i].unit.dir);
+    for (size_t i = 0; i < g->unit_count; i++) free((char *)(uintptr_t)g->units[i].unit.dir);
     pthread_mutex_destroy(&g->lock);
     free(g->files);
     free(g->prints);

@@ -117,11 +117,13 @@ const Option data_options[] = {
     CHOICE("data.weights", weights, "tokens", CHOICE_WORDS(MIXTURE_WEIGHTS), CURVE,
            "Unit of the sources' weights: shares of tokens or of documents."),
     /* Another order is other samples in each step. */
-    CHOICE("data.order", order, "shuffle", CHOICE_WORDS(SAMPLE_ORDERS), CURVE,
-           "shuffle: all samples of an epoch, once everything is tokenized; stream: training begins while the "
-           "sources are being tokenized, in blocks of data.stream_block."),
+    CHOICE(
+        "data.order", order, "shuffle", CHOICE_WORDS(SAMPLE_ORDERS), CURVE,
+        "shuffle: all samples of an epoch, once everything is tokenized; stream: training begins while the "
+        "sources are being tokenized, in blocks of data.stream_block."),
     INT("data.stream_block", stream_block, "4194304", 1, MOST_EXACT, CURVE,
-        "order: stream: tokens of a block, within which samples are shuffled; it is tokenized before its first "
+        "order: stream: tokens of a block, within which samples are shuffled; it is tokenized before its "
+        "first "
         "sample is drawn."),
     /* Changes which keys a token sees, and so the mathematics. */
     BOOL("data.document_mask", document_mask, "false", CURVE,

@@ -37,17 +37,17 @@ typedef struct TokenBuild {
     const TokenUnit *units;  /* the caches to build, in any order of the files */
     size_t unit_count;
     const Tokenizer *tokenizer;
-    const Chat *chat;    /* for conversations, whose ids use twice the vocabulary; else NULL */
-    int32_t bos, eos;    /* ids put around each document of text, -1 for none */
-    int threads;         /* 0: one per core */
-    uint64_t part_bytes; /* of text per shard; 0: 128 MiB */
-    bool is_awaited;     /* others read the shards meanwhile: the first ones are small */
+    const Chat *chat;        /* for conversations, whose ids use twice the vocabulary; else NULL */
+    int32_t bos, eos;        /* ids put around each document of text, -1 for none */
+    int threads;             /* 0: one per core */
+    uint64_t part_bytes;     /* of text per shard; 0: 128 MiB */
+    bool is_awaited;         /* others read the shards meanwhile: the first ones are small */
     const atomic_bool *stop; /* set by another thread: what is not committed is given up; NULL: none */
     TokenFetch fetch;        /* NULL: all files are there */
     void *fetch_context;
-    bool skip_bad;       /* malformed JSON lines are counted, and listed next to their shard */
-    bool dedup;          /* documents that were there before in their cache are left out */
-    double bad_limit;    /* data.bad_lines_limit: a count ends the build; the caller checks a fraction */
+    bool skip_bad;    /* malformed JSON lines are counted, and listed next to their shard */
+    bool dedup;       /* documents that were there before in their cache are left out */
+    double bad_limit; /* data.bad_lines_limit: a count ends the build; the caller checks a fraction */
 } TokenBuild;
 
 /* Continues an interrupted build; does nothing for complete caches. Concurrent builders of one cache wait for

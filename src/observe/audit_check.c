@@ -39,7 +39,7 @@ typedef struct Check {
     uint64_t *windows; /* [sources] of the data */
     size_t sources;
     bool mixture;
-    bool unknown; /* windows of a source: it was not all tokenized */
+    bool unknown;             /* windows of a source: it was not all tokenized */
     const AuditRecord *drawn; /* of the latest attempt of the run that records it */
     Text *out;
     Text first;     /* first violation, for the error */
@@ -500,8 +500,7 @@ static void summarize(const Check *c) {
     const AuditFigures *f = c->f;
     char samples[32], steps[32], epochs[32] = "";
     if (!c->unknown) snprintf(epochs, sizeof epochs, "%.3f epochs, ", f->epochs);
-    text_printf(c->out,
-                "%s: %s samples in %s steps, %s%" PRId64 " attempt%s, %" PRId64 " step%s done again",
+    text_printf(c->out, "%s: %s samples in %s steps, %s%" PRId64 " attempt%s, %" PRId64 " step%s done again",
                 c->run->dir, text_count((int64_t)f->use_count, samples), text_count(f->steps, steps), epochs,
                 f->attempts, f->attempts == 1 ? "" : "s", f->redone, f->redone == 1 ? "" : "s");
     if (c->run->torn) text_printf(c->out, ", %zu torn line%s", c->run->torn, c->run->torn == 1 ? "" : "s");
