@@ -24,7 +24,6 @@
 #include <time.h>
 
 #include "base/clock.h"
-#include "base/log.h"
 #include "base/text.h"
 #include "data/stream.h"
 
@@ -77,15 +76,14 @@ static ErrorCode is_ready(const Loader *l, uint64_t i, bool *ready, Error *err) 
     return OK;
 }
 
-/* With the lock, which is released meanwhile. A beat shows that this is no hang: the tokenizer's own failure
- * ends the wait. */
+/* With the lock, which is released meanwhile. The tokenizer's progress beats for the watchdog, not this wait:
+ * a tokenizer that hangs is to be found. */
 static void pause_for_tokens(Loader *l) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_nsec += 20 * 1000 * 1000;
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
-    progress_beat();
     pthread_cond_timedwait(&l->changed, &l->lock, &until);
 }
 

@@ -733,6 +733,132 @@ static void test_builders_in_opposite_orders(void **state) {
     assert_int_equal(status, 0);
 }
 
+/* ---- data.order: stream ---- */
+
+enum { BLOCK = 8 /* windows */, CONTEXT = 48 };
+
+typedef ErrorCode Open(Dataset **, const DataConfig *, const Tokenizer *, int64_t, int, Error *);
+
+/* The shards as one corpus, or as a mixture of two sources; `config` must outlive the dataset. */
+static Dataset *open_stream(Setup *config, const char *cache, bool mixed, Open *how) {
+    Dataset *d;
+    Error err = {0};
+    snprintf(config->cache, sizeof config->cache, "%s", files_path(cache));
+    train_on(config, files_path(mixed ? "shards/[01]*.txt" : "shards/*.txt"), mixed ? 3 : 0,
+             SPLIT_PARAGRAPHS);
+    if (mixed) train_on(config, files_path("shards/[23]*.txt"), 1, SPLIT_PARAGRAPHS);
+    config->c.order = ORDER_STREAM;
+    config->c.stream_block = BLOCK * CONTEXT;
+    config->c.unit_bytes = 1000;
+    config->c.document_mask = true;
+    if (how(&d, &config->c, tokenizer, CONTEXT, 2, &err) != OK) fail_msg("%s", err.message);
+    return d;
+}
+
+static void await_sample(const Dataset *d, uint64_t k) {
+    Error err = {0};
+    for (bool ready = false; !ready;) {
+        if (dataset_ready(d, k, &ready, &err) != OK) fail_msg("%s", err.message);
+        if (!ready) usleep(1000);
+    }
+}
+
+typedef struct StreamSample {
+    Sample at;
+    int64_t valid;
+    int32_t rows[4 * CONTEXT];
+} StreamSample;
+
+/* The first `count` samples, in order, each as soon as it is there. */
+static StreamSample *read_stream(const char *cache, bool mixed, Open *how, size_t count) {
+    Setup *config = new_setup();
+    Dataset *d = open_stream(config, cache, mixed, how);
+    StreamSample *samples = calloc(count, sizeof *samples);
+    Rows r = new_rows(CONTEXT);
+    for (size_t k = 0; k < count; k++) {
+        await_sample(d, k);
+        get(d, false, k, &r);
+        samples[k].at = dataset_locate(d, k);
+        samples[k].valid = r.valid;
+        memcpy(samples[k].rows, r.inputs, sizeof samples[k].rows);
+    }
+    free(r.inputs);
+    dataset_close(d);
+    free(config);
+    return samples;
+}
+
+static void expect_same_samples(const StreamSample *a, StreamSample *b, size_t count) {
+    for (size_t k = 0; k < count; k++) {
+        assert_int_equal(a[k].at.source, b[k].at.source);
+        assert_int_equal(a[k].at.epoch, b[k].at.epoch);
+        assert_int_equal(a[k].at.window, b[k].at.window);
+        assert_int_equal(a[k].valid, b[k].valid);
+        assert_memory_equal(a[k].rows, b[k].rows, sizeof a[k].rows);
+    }
+    free(b);
+}
+
+/* Removes every third cache. */
+static void remove_some_caches(const char *cache) {
+    size_t seen = 0;
+    DIR *dir = opendir(files_path(cache));
+    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
+        char command[1200];
+        if (strlen(e->d_name) != 32 || seen++ % 3) continue;
+        snprintf(command, sizeof command, "rm -r '%s/%s'", files_path(cache), e->d_name);
+        assert_int_equal(system(command), 0);
+    }
+    closedir(dir);
+}
+
+/* What a sample is depends neither on how much of the cache is there, nor on who waits for all of it. */
+static void test_stream_does_not_depend_on_the_cache(void **state) {
+    (void)state;
+    write_shards();
+    for (int mixed = 0; mixed < 2; mixed++) {
+        const char *cache = mixed ? "stream-mixed" : "stream";
+        enum { COUNT = 4000 };
+        StreamSample *first = read_stream(cache, mixed, dataset_open_growing, COUNT);
+        assert_true(count_caches(cache) > 8);
+        assert_true(first[COUNT - 1].at.epoch > 0);
+        expect_same_samples(first, read_stream(cache, mixed, dataset_open_growing, COUNT), COUNT);
+        remove_some_caches(cache);
+        expect_same_samples(first, read_stream(cache, mixed, dataset_open_growing, COUNT), COUNT);
+        remove_some_caches(cache);
+        expect_same_samples(first, read_stream(cache, mixed, dataset_open, COUNT), COUNT);
+        free(first);
+    }
+}
+
+/* Epoch 0 is a permutation within each block, later epochs are permutations of all; orders of epochs
+ * differ. */
+static void test_stream_reads_every_window_once_an_epoch(void **state) {
+    (void)state;
+    write_shards();
+    Setup *config = new_setup();
+    Dataset *d = open_stream(config, "stream-once", false, dataset_open);
+    uint64_t windows = dataset_samples_per_epoch(d), moved = 0, differ = 0;
+    assert_true(windows > 10 * BLOCK);
+    for (uint64_t epoch = 0; epoch < 3; epoch++) {
+        bool *seen = calloc(windows, 1);
+        for (uint64_t i = 0; i < windows; i++) {
+            await_sample(d, epoch * windows + i);
+            Sample at = dataset_locate(d, epoch * windows + i), before = dataset_locate(d, i);
+            assert_int_equal(at.epoch, epoch);
+            assert_true(at.window < windows && !seen[at.window]);
+            seen[at.window] = true;
+            if (epoch == 0) assert_int_equal(at.window / BLOCK, i / BLOCK);
+            moved += at.window != i;
+            differ += epoch > 0 && at.window != before.window;
+        }
+        free(seen);
+    }
+    assert_true(moved > 2 * windows && differ > windows);
+    dataset_close(d);
+    free(config);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_token_is_a_target_once),
@@ -750,6 +876,8 @@ int main(void) {
         cmocka_unit_test(test_a_change_costs_one_cache),
         cmocka_unit_test(test_caches_grow_with_their_source),
         cmocka_unit_test(test_builders_in_opposite_orders),
+        cmocka_unit_test(test_stream_does_not_depend_on_the_cache),
+        cmocka_unit_test(test_stream_reads_every_window_once_an_epoch),
     };
     return cmocka_run_group_tests(tests, bytes_setup, bytes_teardown);
 }
