@@ -3,8 +3,8 @@
  *  G1. A group's caches are read one after the other: `done` of them are complete, and the next one may be
  *      growing. Its windows count once the token behind them is there, so that they stay as they are when it
  *      grows; its last window counts when it is complete.
- *  G2. Everything that grows is guarded by the mutex. A window is read under it too: the arrays of a cache move
- *      when it grows, and a row costs microseconds.
+ *  G2. Everything that grows is guarded by the mutex. A window is read under it too: the arrays of a
+ *      cache move when it grows, and a row costs microseconds.
  *
  *     caches of a group   | c 0  complete | c 1  complete | c 2  growing ...|  c 3, not looked for yet
  *     windows             0               first           first     known

@@ -1,11 +1,11 @@
 /* The order of samples of data.order: stream, which needs only the caches up to a sample, not the whole of a
  * source.
  *
- * A group (one source of a mixture, or all sources together) is a list of caches in an order drawn from the
- * seed. Its windows (stream.h, of each cache by itself) are numbered in that order, and in epoch 0 they are
- * shuffled within blocks of `block` windows: sample i is one of block i / block. So it needs the caches up to
- * the end of its block, and neither what follows nor the number of windows. The last block may be shorter; all
- * is tokenized when it is drawn. Later epochs are permutations of all windows.
+ * A group (one source of a mixture, or all sources together) is a list of caches in an order drawn from
+ * the seed. Its windows (stream.h, of each cache by itself) are numbered in that order, and in epoch 0
+ * they are shuffled within blocks of `block` windows: sample i is one of block i / block. So it needs the
+ * caches up to the end of its block, and neither what follows nor the number of windows. The last block
+ * may be shorter; all is tokenized when it is drawn. Later epochs are permutations of all windows.
  *
  * Caches may still be growing, in this process or another one. What a sample is depends on their content
  * alone, not on when it was written. All functions are thread-safe. */
@@ -57,7 +57,8 @@ size_t block_order_groups(const BlockOrder *o);
 /* The caches of a group in the order of their use: indices into those of block_order_open. */
 size_t block_order_caches(const BlockOrder *o, size_t group, const size_t **order);
 
-/* Whether sample `index` of a group is tokenized, with its block. Opens what is there by now. An error stays. */
+/* Whether sample `index` of a group is tokenized, with its block. Opens what is there by now. An error
+ * stays. */
 ErrorCode block_order_ready(BlockOrder *o, size_t group, uint64_t index, bool *ready, Error *err);
 /* Of a sample that was ready. Its window is numbered in the order of use within its source. */
 Sample block_order_at(BlockOrder *o, size_t group, uint64_t index);

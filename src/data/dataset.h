@@ -1,9 +1,10 @@
 /* The data of a run: its sources in token caches, their split into training and validation, and sample k of
  * either.
  *
- * Training sample k is a function of (dataset fingerprint, seed, mixture weights, context) alone (sampler.h,
- * stream.h), with data.order: stream also of its block (block_order.h). Validation sample k is window k of the validation streams, in order, one source after the other;
- * with named sets, set after set.
+ * Training sample k is a function of (dataset fingerprint, seed, mixture weights, context) alone
+ * (sampler.h, stream.h), with data.order: stream also of its block (block_order.h). Validation sample k is
+ * window k of the validation streams, in order, one source after the other; with named sets, set after
+ * set.
  *
  * Weights: all 0 means that the sources are one corpus, each window once per epoch. Otherwise each weight
  * must be positive, and is a fraction of tokens or of documents. A fraction of documents is converted into
@@ -38,9 +39,9 @@ ChatOptions data_chat_options(const DataConfig *c);
  * core. Config and tokenizer are not kept. */
 ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
                        int64_t context, int threads, Error *err);
-/* The same, but with data.order: stream the training sources are tokenized while samples are drawn. Until all
- * of it is tokenized, figures of the whole are not known (dataset_is_known). Config and tokenizer must outlive
- * the dataset. */
+/* The same, but with data.order: stream the training sources are tokenized while samples are drawn. Until
+ * all of it is tokenized, figures of the whole are not known (dataset_is_known). Config and tokenizer must
+ * outlive the dataset. */
 ErrorCode dataset_open_growing(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
                                int64_t context, int threads, Error *err);
 void dataset_close(Dataset *d); /* NULL is fine */
@@ -119,8 +120,9 @@ void dataset_epochs(const Dataset *d, uint64_t k, double *out);
 /* A table of the sources for the reader: with `samples`, how often a run of that length reads each. */
 void dataset_describe(const Dataset *d, uint64_t samples /* 0: unknown */, Text *out);
 
-/* Sample k as a row of a batch; adds its number of targets to *valid. Thread-safe. Waits until it is ready. A validation sample past
- * the last is a row without targets, so that the last batch may be partly filled. */
+/* Sample k as a row of a batch; adds its number of targets to *valid. Thread-safe. Waits until it is
+ * ready. A validation sample past the last is a row without targets, so that the last batch may be partly
+ * filled. */
 ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const SampleRow *row, int64_t *valid,
                          Error *err);
 /* Verifies the checksums of all blocks of the caches (otherwise done on first use). */

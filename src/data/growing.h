@@ -2,8 +2,8 @@
  * (data/block_order.h), and a thread that builds what is missing of them, in the order of use and at a low
  * priority.
  *
- * Each process of a run has one. Of those that share a cache directory one builds a cache, the others wait for
- * its lock and find it complete; all read its shards as they appear. */
+ * Each process of a run has one. Of those that share a cache directory one builds a cache, the others wait
+ * for its lock and find it complete; all read its shards as they appear. */
 #ifndef WEFT_DATA_GROWING_H
 #define WEFT_DATA_GROWING_H
 

@@ -36,7 +36,8 @@ ErrorCode sampler_open(Sampler **sampler, uint64_t seed, const uint64_t *windows
 void sampler_close(Sampler *sampler); /* NULL is fine */
 
 Sample sampler_at(const Sampler *sampler, uint64_t k);
-/* Sample k by its group (a source of a mixture, else 0) and its index in it: a function of the shares alone. */
+/* Sample k by its group (a source of a mixture, else 0) and its index in it: a function of the shares
+ * alone. */
 void sampler_place(const Sampler *sampler, uint64_t k, size_t *group, uint64_t *index);
 /* Counts the first k samples by source, [sources]. Only with shares. */
 void sampler_count(const Sampler *sampler, uint64_t k, uint64_t *out);

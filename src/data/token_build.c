@@ -47,8 +47,8 @@
 #define LARGE_JOB (16 * JOB_BYTES)
 #define SHARD_BYTES (128u << 20)
 #define SHARD_DOCUMENTS (4u << 20) /* bounds the memory for document ends */
-/* Shards that somebody waits for: the first ones are ready soon, later ones are an eighth of what is there, so
- * that few are needed. */
+/* Shards that somebody waits for: the first ones are ready soon, later ones are an eighth of what is
+ * there, so that few are needed. */
 #define AWAITED_BYTES (8u << 20)
 enum { AWAITED_SHARE = 8 };
 enum { LISTED_LINES = 1000, MOST_LISTED_BYTES = 4 << 20 };

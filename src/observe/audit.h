@@ -7,11 +7,12 @@
  *     step attempt=1 step=7 rank=3 dp=1/2 writers=4 | 24:0.0.17:1a2b3c4d 25:1.0.4:99887766 |
  *         26:0.0.3:5e6f7a8b ... *00c0ffee
  *
- * each on one line. With data.order: stream, windows are 0: not known when a run begins. An attempt is one process of the run, counted from 0, which continues after step `after`.
- * Each bar starts the samples of a microbatch: number in the run, the source.epoch.window it maps to
- * (data/sampler.h), and a hash of the tokens that were trained on, computed from the batch itself. `writers`
- * ranks write a record of each step. Together they cover all dp ranks; those with the same dp rank (stages of
- * a pipeline) must have used the same samples.
+ * each on one line. With data.order: stream, windows are 0: not known when a run begins. An attempt is one
+ * process of the run, counted from 0, which continues after step `after`. Each bar starts the samples of a
+ * microbatch: number in the run, the source.epoch.window it maps to (data/sampler.h), and a hash of the
+ * tokens that were trained on, computed from the batch itself. `writers` ranks write a record of each
+ * step. Together they cover all dp ranks; those with the same dp rank (stages of a pipeline) must have
+ * used the same samples.
  *
  *  A1. A line is complete when its last word is its checksum (XXH3, low 32 bits, of the text before " *").
  *      Other lines were torn by a kill and are ignored.
