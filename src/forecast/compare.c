@@ -3,8 +3,9 @@
  *
  * A candidate is the configuration with another schedule and another split of the same step into
  * microbatches: powers of two that divide it, and the configured number. Or it has other degrees of tp and
- * cp, taken from dp_shard, and of ep, which is a part of dp_shard. All candidates train the same curve up to
- * the order of sums; they differ in time, bubble, memory and bytes sent. */
+ * cp, taken from dp_shard, and of ep, which is a part of dp_shard. The fastest of these are then tried with
+ * other settings, which trade memory for time. All candidates train the same curve up to the order of sums;
+ * they differ in time, bubble, memory and bytes sent. */
 #include "forecast/compare.h"
 
 #include <math.h>
@@ -18,8 +19,14 @@
 /* MACHINE: ranks of one machine without --hardware; tp does not go beyond it. */
 enum { MACHINE = 8, MOST_CONTEXTS = 64, SHOWN = 24, MOST_CELLS = 1 << 20 };
 
+/* What trades memory for time. */
+typedef struct Settings {
+    int recompute, sync, reshard; /* Recompute, GradientSync, Reshard */
+} Settings;
+
 typedef struct Candidate {
     const char *schedule;
+    Settings settings;
     int64_t sequences; /* of a microbatch */
     int microbatches, stages_per_rank, tp, cp, ep, dp;
     double time, bubble; /* time as printed */
@@ -37,6 +44,7 @@ typedef struct Compare {
     int64_t total;
     MeshOptions mesh;
     int tp, cp, ep, dp;
+    Settings settings, as_configured;
     int configured, configured_tp, configured_cp, configured_ep, pp;
     Candidate *found;
     int count, capacity;
@@ -61,21 +69,29 @@ static Config variant(const Compare *p, const char *schedule, int microbatches) 
     c.train.microbatch = p->total / microbatches;
     c.train.tokens_per_step = p->total * p->dp * c.train.context;
     c.pipeline.microbatches = 0;
+    c.train.recompute = p->settings.recompute;
+    c.train.gradient_sync = p->settings.sync;
+    c.train.reshard = p->settings.reshard;
     if (strcmp(schedule, c.pipeline.schedule) == 0) return c;
     c.pipeline.stages_per_rank = stages_of(p, schedule);
     c.pipeline.layers_per_stage = 0;
     return c;
 }
 
+static bool same_settings(Settings a, Settings b) {
+    return a.recompute == b.recompute && a.sync == b.sync && a.reshard == b.reshard;
+}
+
 /* Memory is that of the fullest rank, and bytes are those of the rank that sends most: a layout is as good as
  * its worst rank. */
-static void add(Compare *p, const Forecast *f, const char *schedule) {
+static void add(Compare *p, const Forecast *f, const Config *c, const char *schedule) {
     if (p->count == p->capacity) {
         p->capacity = p->capacity ? 2 * p->capacity : 64;
         p->found = mem_grow(p->found, (size_t)p->capacity * sizeof *p->found);
     }
     Candidate *a = &p->found[p->count++];
     *a = (Candidate){.schedule = schedule,
+                     .settings = {c->train.recompute, c->train.gradient_sync, c->train.reshard},
                      .tp = p->tp,
                      .cp = p->cp,
                      .ep = p->ep,
@@ -89,8 +105,8 @@ static void add(Compare *p, const Forecast *f, const char *schedule) {
     for (int i = 0; i < f->pipe_ranks; i++)
         if (forecast_sent(f, i) > a->sent) a->sent = forecast_sent(f, i);
     a->fits = p->q->memory <= 0 || (double)a->memory <= p->q->memory;
-    a->configured = a->microbatches == p->configured && a->tp == p->configured_tp &&
-                    a->cp == p->configured_cp && a->ep == p->configured_ep &&
+    a->configured = same_settings(p->settings, p->as_configured) && a->microbatches == p->configured &&
+                    a->tp == p->configured_tp && a->cp == p->configured_cp && a->ep == p->configured_ep &&
                     (p->pp == 1 || strcmp(schedule, p->c->pipeline.schedule) == 0);
 }
 
@@ -118,7 +134,7 @@ static ErrorCode try_one(Compare *p, const char *schedule, int microbatches, Err
     c.pipeline.schedule = name;
     ErrorCode code = forecast_within(p, &f, &c, err);
     if (code == OK) {
-        add(p, &f, schedule);
+        add(p, &f, &c, schedule);
         forecast_free(&f);
     }
     free(name);
@@ -199,9 +215,63 @@ static void try_degrees(Compare *p) {
                     try_schedule(p, p->c->pipeline.schedule);
 }
 
-/* ---- the table ---- */
-
 static int three_way(double a, double b) { return (a > b) - (a < b); }
+
+static int sooner(const void *a, const void *b) {
+    return three_way(((const Candidate *)a)->time, ((const Candidate *)b)->time);
+}
+
+/* ---- settings ---- */
+
+/* Whether a value may be tried. A key that is set stays, since it may change bits. */
+static bool may_set(int configured, int automatic, int value) {
+    return configured == automatic || configured == value;
+}
+
+/* Tries one candidate with these settings. NULL: it is impossible, or they are not to be changed. */
+static const Candidate *try_settings(Compare *p, const Candidate *a, Settings settings) {
+    Error ignored = {.message = ""};
+    if (same_settings(settings, a->settings) || !may_set(p->as_configured.sync, SYNC_AUTO, settings.sync) ||
+        !may_set(p->as_configured.reshard, RESHARD_AUTO, settings.reshard))
+        return NULL;
+    p->settings = settings;
+    return try_one(p, a->schedule, a->microbatches, &ignored) == OK ? &p->found[p->count - 1] : NULL;
+}
+
+/* The settings that take the most memory come first and are the fastest: nothing is computed twice, and
+ * nothing is sent twice. Where they fit, or where even they are slower than what fits already, there is
+ * nothing else to try. Returns the time of the fastest that fits. */
+static double refine(Compare *p, Candidate a, double best) {
+    static const int recompute[] = {RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL},
+                     syncs[] = {SYNC_STEP, SYNC_REPLICA, SYNC_MICROBATCH},
+                     reshards[] = {RESHARD_NEVER, RESHARD_ALWAYS};
+    int most = (int)(sizeof recompute / sizeof *recompute) * 6;
+    for (int i = 0; i < most; i++) {
+        const Candidate *b =
+            try_settings(p, &a, (Settings){recompute[i / 6], syncs[i % 6 / 2], reshards[i % 2]});
+        if (b && b->fits && b->time < best) best = b->time;
+        if (i == 0 && b && (b->fits || b->time >= best)) break;
+    }
+    return best;
+}
+
+/* The time of configured settings says which candidates are worth it: the SHOWN fastest, whether or not they
+ * fit. */
+static void try_other_settings(Compare *p) {
+    int count = p->count < SHOWN ? p->count : SHOWN;
+    if (count == 0) return;
+    Candidate *fastest = mem_alloc_array((size_t)p->count, sizeof *fastest);
+    double best = INFINITY;
+    memcpy(fastest, p->found, (size_t)p->count * sizeof *fastest);
+    for (int i = 0; i < p->count; i++)
+        if (p->found[i].fits && p->found[i].time < best) best = p->found[i].time;
+    qsort(fastest, (size_t)p->count, sizeof *fastest, sooner);
+    for (int i = 0; i < count; i++)
+        if (take_degrees(p, fastest[i].tp, fastest[i].cp, fastest[i].ep)) best = refine(p, fastest[i], best);
+    free(fastest);
+}
+
+/* ---- the table ---- */
 
 /* Fitting candidates come first, then shorter times. Times that agree to five digits count as equal; then
  * less memory wins. */
@@ -213,8 +283,21 @@ static int better(const void *a, const void *b) {
     if (x->tp != y->tp) return x->tp - y->tp;
     if (x->cp != y->cp) return x->cp - y->cp;
     if (x->ep != y->ep) return x->ep - y->ep;
+    if (x->settings.recompute != y->settings.recompute) return x->settings.recompute - y->settings.recompute;
+    if (x->settings.sync != y->settings.sync) return x->settings.sync - y->settings.sync;
+    if (x->settings.reshard != y->settings.reshard) return x->settings.reshard - y->settings.reshard;
     return strcmp(x->schedule, y->schedule) != 0 ? strcmp(x->schedule, y->schedule)
                                                  : x->microbatches - y->microbatches;
+}
+
+/* Keys that differ from the configured ones, each with its section, which a row leaves out. */
+static void put_settings(const Compare *p, const Candidate *a, const char *section, Text *out) {
+    static const char *const recompute[] = {RECOMPUTE_KINDS(CHOICE_NAME)};
+    static const char *const reshard[] = {RESHARD_KINDS(CHOICE_NAME)};
+    Settings s = a->settings, c = p->as_configured;
+    if (s.recompute != c.recompute) text_printf(out, " %srecompute=%s", section, recompute[s.recompute]);
+    if (s.sync != c.sync) text_printf(out, " %sgradient_sync=%s", section, sync_name((GradientSync)s.sync));
+    if (s.reshard != c.reshard) text_printf(out, " %sreshard_after_forward=%s", section, reshard[s.reshard]);
 }
 
 /* The configured candidate is marked, and shown even if it is not among the first. */
@@ -224,13 +307,15 @@ static void put_row(const Compare *p, const Candidate *a, Text *out) {
     if (tries_degrees(p)) text_printf(out, "%3d %3d ", a->tp, a->cp);
     if (tries_degrees(p) && has_experts(p)) text_printf(out, "%3d ", a->ep);
     if (tries_degrees(p)) text_printf(out, "%5d  ", a->dp);
-    text_printf(out, "%-23s %6d %12d %9lld %11.5g %7.1f%% %11s %11s%s\n",
+    text_printf(out, "%-23s %6d %12d %9lld %11.5g %7.1f%% %11s %11s%s",
                 p->pp > 1 ? a->schedule : "(no pipeline)", a->stages_per_rank, a->microbatches,
                 (long long)a->sequences, a->time, 100 * a->bubble, text_bytes((double)a->memory, memory),
                 a->sent ? text_bytes((double)a->sent, sent) : "0",
                 p->q->memory <= 0 ? ""
                 : a->fits         ? "  yes"
-                                  : "  no");
+                                  : "  no ");
+    put_settings(p, a, "", out);
+    text_puts(out, "\n");
 }
 
 /* Explains what the time includes. */
@@ -285,6 +370,19 @@ static const char *name_experts(const Compare *p, const Candidate *a, char out[3
     return out;
 }
 
+/* The keys of the choice, as they are given on a command line. */
+static void put_keys(const Compare *p, const Candidate *a, Text *out) {
+    text_printf(out, "keys: mesh.tp=%d mesh.cp=%d mesh.dp_shard=-1", a->tp, a->cp);
+    if (has_experts(p)) text_printf(out, " mesh.ep=%d", a->ep);
+    if (strcmp(a->schedule, p->c->pipeline.schedule) != 0)
+        text_printf(out, " pipeline.schedule=%s pipeline.stages_per_rank=%d", a->schedule,
+                    a->stages_per_rank);
+    text_printf(out, " train.microbatch=%lld train.tokens_per_step=%lld", (long long)a->sequences,
+                (long long)(p->step * p->c->train.context));
+    put_settings(p, a, "train.", out);
+    text_puts(out, "\n");
+}
+
 /* Prints the choice, and what it is better than. */
 static void put_taken(const Compare *p, Text *out) {
     const Candidate *a = p->found;
@@ -308,12 +406,33 @@ static void put_taken(const Compare *p, Text *out) {
                has_experts(p) ? "without tp, cp and ep" : "without tp and cp", out);
     put_reason(a, first_of(p, is_configured), "as configured", out);
     text_puts(out, "\n");
+    put_keys(p, a, out);
+}
+
+static bool are_alike(const Candidate *a, const Candidate *b) {
+    return strcmp(a->schedule, b->schedule) == 0 && a->microbatches == b->microbatches &&
+           a->stages_per_rank == b->stages_per_rank && a->tp == b->tp && a->cp == b->cp && a->ep == b->ep &&
+           fabs(a->time - b->time) <= 1e-9 * a->time && a->memory == b->memory && a->sent == b->sent;
+}
+
+/* Of sorted candidates: settings that are the same for this mesh, such as a key that is given and the value
+ * that auto has, are one row. */
+static void drop_repeats(Compare *p) {
+    int kept = 0;
+    for (int i = 0; i < p->count; i++) {
+        if (kept == 0 || !are_alike(&p->found[kept - 1], &p->found[i]))
+            p->found[kept++] = p->found[i];
+        else if (p->found[i].configured)
+            p->found[kept - 1] = p->found[i];
+    }
+    p->count = kept;
 }
 
 static void put_table(Compare *p, Text *out) {
-    int shown = p->q->whole || p->count <= SHOWN ? p->count : SHOWN, left_out = 0;
     char limit[32];
     qsort(p->found, (size_t)p->count, sizeof *p->found, better);
+    drop_repeats(p);
+    int shown = p->q->whole || p->count <= SHOWN ? p->count : SHOWN, left_out = 0;
     text_puts(out, !tries_degrees(p) ? "" : has_experts(p) ? "   tp  cp  ep    dp" : "   tp  cp    dp");
     text_printf(
         out,
@@ -341,6 +460,8 @@ static ErrorCode read_step(Compare *p, Error *err) {
     int64_t sequences, microbatches;
     TRY(mesh_build(&mesh, &p->c->mesh, p->q->world, err));
     p->mesh = p->c->mesh;
+    p->settings = p->as_configured =
+        (Settings){p->c->train.recompute, p->c->train.gradient_sync, p->c->train.reshard};
     p->dp = mesh_dp_degree(&mesh), p->pp = mesh_size(&mesh, MESH_PIPELINE);
     p->tp = p->configured_tp = mesh_size(&mesh, MESH_TENSOR),
     p->cp = p->configured_cp = mesh_size(&mesh, MESH_CONTEXT);
@@ -359,7 +480,7 @@ ErrorCode compare_print(const Config *c, const Device *d, const CompareRequest *
     text_printf(out, "%d rank%s: pp %d, %d data-parallel; a step of %s tokens\n", q->world,
                 q->world == 1 ? "" : "s", p.pp, p.dp, text_count(p.step * c->train.context, tokens));
     try_all(&p);
-    if (tries_degrees(&p)) try_degrees(&p);
+    if (tries_degrees(&p)) try_degrees(&p), try_other_settings(&p);
     put_table(&p, out);
     free(p.found);
     text_free(&p.reasons);

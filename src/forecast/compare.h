@@ -1,7 +1,9 @@
 /* Compares all pipeline schedules and several numbers of microbatches for one model, number of ranks and
  * step: predicted time of a step, where each candidate has messages of its own size, and memory of the
  * fullest rank. With a limit of memory and speeds of links it also compares degrees of tp and cp under the
- * configured schedule, and ends with the best choice and why. */
+ * configured schedule, and of the fastest of all these other activation checkpointing and, where they are
+ * auto, other train.gradient_sync and train.reshard_after_forward. It ends with the best choice, why, and
+ * its keys. */
 #ifndef WEFT_FORECAST_COMPARE_H
 #define WEFT_FORECAST_COMPARE_H
 
