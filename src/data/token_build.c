@@ -562,8 +562,8 @@ static void drop_by_length(const CorpusFile *file, Job *job, Mark before) {
 
 /* Which part a conversation belongs to is known by its ids: they are the same however its line is written. */
 static void drop_by_part(const CorpusFile *file, Job *job, Mark before) {
-    if (corpus_format(file) == FORMAT_CHAT &&
-        !holdout_has_ids(file->holdout, job->ids.ids + before.ids, job->ids.count - before.ids))
+    bool is_chat = corpus_format(file) == FORMAT_CHAT && job->ids.count > before.ids;
+    if (is_chat && !holdout_has_ids(file->holdout, job->ids.ids + before.ids, job->ids.count - before.ids))
         rewind_job(job, before);
 }
 
