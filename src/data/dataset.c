@@ -755,7 +755,7 @@ static ErrorCode assign_source(Dataset *d, size_t i, Error *err) {
     if (s->chat) TRY(pack(d, &s->validation, err));
     const Samples *needed = trains ? &s->train : &s->validation;
     if (samples_count(needed, s, d->context) > 0) return OK;
-    TokenFigures f = token_cache_figures(s->cache);
+    TokenFigures f = figures_of(s);
     if (token_cache_tokens(s->cache) == 0) return refuse_none(s, &f, err);
     warn_of_packing(d, s, &needed->packing, trains ? "training" : "validation");
     return error_set(

@@ -288,6 +288,9 @@ for name in sys.argv[1:]:
         at += length
 END
 hashed=(data.validation_fraction=0.2 data.holdout_by=hash)
+# What is left out counts, on whichever side of the split it would be.
+refused 65 "rows.jsonl: no document is left: 29 have less text than min_bytes: 1000" tokenize run.yaml "${hashed[@]}" \
+    'data.sources=[{path: rows.jsonl, min_bytes: 1000}]'
 held() {
     rm -rf drawn
     exits 0 tokenize run.yaml "${hashed[@]}" "$@" --export megatron --out drawn
