@@ -202,7 +202,8 @@ ErrorCode comm_broadcast(Comm *c, void *data, size_t bytes, int root, Error *err
  * rank p. On other ranks *all is NULL and lengths is not touched. */
 ErrorCode comm_gather(Comm *c, const void *mine, size_t bytes, char **all, size_t *lengths /* [comm_size] */,
                       Error *err);
-/* The same where only the length of all data matters; *total is 0 on other ranks. */
+/* The same where only the length of all data matters; *total is 0 on other ranks. total may be NULL, where
+ * all ranks give the same number of bytes. */
 ErrorCode comm_concatenate(Comm *c, const void *mine, size_t bytes, char **all, size_t *total, Error *err);
 
 /* ---- failures ---- */

@@ -61,15 +61,13 @@ static ErrorCode agree_on_communicators(Comm *c, Verdict *v, Error *err) {
     Offer own = {.problem = ""};
     Error problem = {.code = OK};
     char *all;
-    size_t *lengths = mem_alloc_array((size_t)c->size, sizeof *lengths);
     if (c->device->communicators->identify(c->device, own.identity, &problem) != OK)
         snprintf(own.problem, sizeof own.problem, "%.190s", problem.message);
     *v = (Verdict){.problem = ""};
-    ErrorCode code = comm_gather(c, &own, sizeof own, &all, lengths, err);
+    ErrorCode code = comm_concatenate(c, &own, sizeof own, &all, NULL, err);
     if (code == OK && all) judge(c, (const Offer *)(const void *)all, v);
     if (code == OK) code = comm_broadcast(c, v, sizeof *v, 0, err);
     free(all);
-    free(lengths);
     return code;
 }
 

@@ -185,10 +185,10 @@ ErrorCode comm_gather(Comm *c, const void *mine, size_t bytes, char **all, size_
 }
 
 ErrorCode comm_concatenate(Comm *c, const void *mine, size_t bytes, char **all, size_t *total, Error *err) {
-    size_t *lengths = mem_alloc_array((size_t)c->size, sizeof *lengths);
+    size_t sum = 0, *lengths = mem_alloc_array((size_t)c->size, sizeof *lengths);
     ErrorCode code = comm_gather(c, mine, bytes, all, lengths, err);
-    *total = 0;
-    for (int p = 0; *all && p < c->size; p++) *total += lengths[p];
+    for (int p = 0; *all && p < c->size; p++) sum += lengths[p];
+    if (total) *total = sum;
     free(lengths);
     return code;
 }

@@ -132,23 +132,13 @@ static uint64_t windows_of(const BlockOrder *o, const Part *p) {
     return tokens > 0 ? (tokens - 1) / (uint64_t)o->spec.context : 0;
 }
 
-static void add_figures(TokenFigures *to, const TokenFigures *f) {
-    to->invalid_bytes += f->invalid_bytes;
-    to->lines += f->lines;
-    to->bad_lines += f->bad_lines;
-    to->null_rows += f->null_rows;
-    to->duplicates += f->duplicates;
-    to->short_documents += f->short_documents;
-    to->long_documents += f->long_documents;
-}
-
 static BlockSource with_part(BlockSource sum, const Part *p) {
     TokenFigures figures = token_cache_figures(p->cache);
     sum.windows += p->windows;
     sum.tokens += token_cache_tokens(p->cache);
     sum.documents += token_cache_documents(p->cache);
     sum.text_bytes += token_cache_text_bytes(p->cache);
-    add_figures(&sum.figures, &figures);
+    token_figures_add(&sum.figures, &figures);
     return sum;
 }
 

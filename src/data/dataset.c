@@ -1106,12 +1106,6 @@ const TokenCache *dataset_held_cache(const Dataset *d, size_t i) { return d->sou
 
 int64_t dataset_context(const Dataset *d) { return d->context; }
 
-bool dataset_is_known(const Dataset *d) {
-    for (size_t i = 0; i < d->count; i++)
-        if (!there_of(d, &d->sources[i]).complete) return false;
-    return true;
-}
-
 /* Training tokens, without held-out ones. */
 uint64_t dataset_tokens(const Dataset *d) {
     uint64_t sum = 0;

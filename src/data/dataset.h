@@ -40,13 +40,11 @@ ChatOptions data_chat_options(const DataConfig *c);
 ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
                        int64_t context, int threads, Error *err);
 /* The same, but with data.order: stream the training sources are tokenized while samples are drawn. Until
- * all of it is tokenized, figures of the whole are not known (dataset_is_known). Config and tokenizer must
+ * all of it is tokenized, numbers of the whole are 0, and epochs NaN. Config and tokenizer must
  * outlive the dataset. */
 ErrorCode dataset_open_growing(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
                                int64_t context, int threads, Error *err);
 void dataset_close(Dataset *d); /* NULL is fine */
-/* Whether all training data is tokenized. Numbers of the whole are 0 before, and epochs NaN. */
-bool dataset_is_known(const Dataset *d);
 /* Whether training sample k can be drawn without waiting. Where it cannot, this starts tokenizing in the
  * background, whose failure it reports. */
 ErrorCode dataset_ready(const Dataset *d, uint64_t k, bool *ready, Error *err);

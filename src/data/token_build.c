@@ -325,8 +325,6 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     job->unit = s->unit;
     job->file = s->file;
     if (!s->reader) s->invalid = s->nulls = 0;
-    if (!s->reader && s->b->fetch)
-        TRY(s->b->fetch(s->b->fetch_context, s->file, &s->b->prints[s->file], err));
     if (!s->reader) TRY(corpus_open(&s->reader, &s->b->files[s->file], &s->from, err));
     bool more = true, whole = whole_documents(s->b, &s->b->files[s->file]), inside = false;
     while (more && (job->raw.length < JOB_BYTES || (whole && inside))) {

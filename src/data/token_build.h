@@ -27,9 +27,6 @@ typedef struct TokenUnit {
     size_t first, count; /* indices into the build's files */
 } TokenUnit;
 
-/* Makes a file readable, just before it is opened, and sets its fingerprint. */
-typedef ErrorCode (*TokenFetch)(void *context, size_t file, Fingerprint *print, Error *err);
-
 typedef struct TokenBuild {
     const char *label;       /* of the progress bar */
     const CorpusFile *files; /* of the source */
@@ -43,11 +40,9 @@ typedef struct TokenBuild {
     uint64_t part_bytes;     /* of text per shard; 0: 128 MiB */
     bool is_awaited;         /* others read the shards meanwhile: the first ones are small */
     const atomic_bool *stop; /* set by another thread: what is not committed is given up; NULL: none */
-    TokenFetch fetch;        /* NULL: all files are there */
-    void *fetch_context;
-    bool skip_bad;    /* malformed JSON lines are counted, and listed next to their shard */
-    bool dedup;       /* documents that were there before in their cache are left out */
-    double bad_limit; /* data.bad_lines_limit: a count ends the build; the caller checks a fraction */
+    bool skip_bad;           /* malformed JSON lines are counted, and listed next to their shard */
+    bool dedup;              /* documents that were there before in their cache are left out */
+    double bad_limit;        /* data.bad_lines_limit: a count ends the build; the caller checks a fraction */
 } TokenBuild;
 
 /* Continues an interrupted build; does nothing for complete caches. Concurrent builders of one cache wait for

@@ -288,17 +288,19 @@ uint64_t token_cache_text_bytes(const TokenCache *c) {
     return h ? h->first_byte + h->text_bytes : 0;
 }
 
+void token_figures_add(TokenFigures *to, const TokenFigures *more) {
+    to->invalid_bytes += more->invalid_bytes;
+    to->lines += more->lines;
+    to->bad_lines += more->bad_lines;
+    to->null_rows += more->null_rows;
+    to->duplicates += more->duplicates;
+    to->short_documents += more->short_documents;
+    to->long_documents += more->long_documents;
+}
+
 TokenFigures token_cache_figures(const TokenCache *c) {
     TokenFigures sum = {0};
-    for (size_t i = 0; i < c->count; i++) {
-        sum.invalid_bytes += c->shards[i].figures.invalid_bytes;
-        sum.lines += c->shards[i].figures.lines;
-        sum.bad_lines += c->shards[i].figures.bad_lines;
-        sum.null_rows += c->shards[i].figures.null_rows;
-        sum.duplicates += c->shards[i].figures.duplicates;
-        sum.short_documents += c->shards[i].figures.short_documents;
-        sum.long_documents += c->shards[i].figures.long_documents;
-    }
+    for (size_t i = 0; i < c->count; i++) token_figures_add(&sum, &c->shards[i].figures);
     return sum;
 }
 

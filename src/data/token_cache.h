@@ -90,7 +90,8 @@ const TokenHeader *token_cache_last_shard(const TokenCache *cache); /* NULL when
 uint64_t token_cache_tokens(const TokenCache *cache);
 uint64_t token_cache_documents(const TokenCache *cache);
 uint64_t token_cache_text_bytes(const TokenCache *cache);
-TokenFigures token_cache_figures(const TokenCache *cache); /* sums over its shards */
+TokenFigures token_cache_figures(const TokenCache *cache);          /* sums over its shards */
+void token_figures_add(TokenFigures *to, const TokenFigures *more); /* except for checksums */
 
 /* Reads tokens [begin, begin + count) into ids; starts[i]: a document starts at token begin + i.
  * Thread-safe. */

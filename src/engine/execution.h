@@ -201,6 +201,17 @@ void dispatch_run(Execution *x, Action a);
 void dispatch_open(Engine *e);
 void dispatch_close(Engine *e);
 
+/* What this rank has of a parameter's gradient when a pass has completed it. */
+typedef struct LocalGradient {
+    const Param *param;
+    int index;       /* of the parameter */
+    float *first;    /* count tensors [rows, elements of param] */
+    int rows, count; /* rows: partial sums of vectors */
+    size_t apart;    /* elements from one tensor to the next */
+} LocalGradient;
+/* The next parameter of the unit in this flat, or the first if g->param is NULL; false: there is none. One
+ * after the other: what lies between them is never written, and may hold anything. */
+bool gradient_next(const Engine *e, int unit, Flat flat, LocalGradient *g);
 /* Makes passes write to the gradient memory of (unit, microbatch), and prepares it. */
 void gradients_begin(Execution *x, int unit, Flat flat, int microbatch);
 /* The pass has finished this gradient. With exact sums it is converted to fixed point now. */

@@ -89,25 +89,32 @@ void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
         OP(x->engine->device, zero, to, elements * sizeof(float));
 }
 
-/* Goes parameter by parameter, because the memory between and after them is never written and may hold
- * anything. An element that fixed point cannot hold makes the step invalid, and is counted for its
+bool gradient_next(const Engine *e, int unit, Flat flat, LocalGradient *g) {
+    const ParamTable *t = &e->model.table;
+    const Partition *partition = &e->plan->partition;
+    int shape = unit < t->units ? unit : 0, i = g->param ? g->index + 1 : t->unit_first[shape];
+    while (i < t->unit_first[shape + 1] && (t->params[i].flat != flat || t->params[i].remote)) i++;
+    if (i == t->unit_first[shape + 1]) return false;
+    const Param *p = &t->params[i];
+    *g = (LocalGradient){.param = p,
+                         .index = i,
+                         .first = e->gradients.units[unit].flats[flat] + gradient_offset(&e->gradients, p),
+                         .rows = flat == FLAT_VECTORS ? partition_param_rows(partition, p) : 1,
+                         .count = partition_gradients(partition, flat),
+                         .apart = gradient_exact_chunk(&e->gradients, unit, flat)};
+    return true;
+}
+
+/* An element that fixed point cannot hold makes the step invalid, and is counted for its
  * parameter. */
 static void fix(Execution *x, int unit, Flat flat, int64_t *sum, bool set) {
-    const ParamTable *t = &x->engine->model.table;
-    const Gradients *g = &x->engine->gradients;
-    const Partition *partition = &x->engine->plan->partition;
-    size_t exact_chunk = gradient_exact_chunk(g, unit, flat);
-    int shape = unit < t->units ? unit : 0;
-    for (int i = t->unit_first[shape]; i < t->unit_first[shape + 1]; i++) {
-        const Param *p = &t->params[i];
-        int rows = flat == FLAT_VECTORS ? partition_param_rows(partition, p) : 1;
-        const float *first = g->units[unit].flats[flat] + gradient_offset(g, p);
-        for (int r = 0; p->flat == flat && !p->remote && r < rows * partition_gradients(partition, flat); r++)
-            OP(x->engine->device, fixed_add, .n = p->count,
-               .g = first + (size_t)(r / rows) * exact_chunk + (size_t)(r % rows) * (size_t)p->count,
-               .acc = sum + p->offset, .set = set && r == 0, .limit = x->limit,
-               .refused = x->engine->statistics.refused + i);
-    }
+    LocalGradient g = {.param = NULL};
+    while (gradient_next(x->engine, unit, flat, &g))
+        for (int r = 0; r < g.rows * g.count; r++)
+            OP(x->engine->device, fixed_add, .n = g.param->count,
+               .g = g.first + (size_t)(r / g.rows) * g.apart + (size_t)(r % g.rows) * (size_t)g.param->count,
+               .acc = sum + g.param->offset, .set = set && r == 0, .limit = x->limit,
+               .refused = x->engine->statistics.refused + g.index);
 }
 
 void gradients_end(Execution *x, int unit, Flat flat, int microbatch) {

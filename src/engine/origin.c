@@ -81,22 +81,15 @@ static bool reads_sums(const Execution *x, int microbatch) {
            microbatch == x->program->microbatches - 1;
 }
 
-/* One parameter after the other: what lies between them is never written, and may hold anything. */
 void origin_gradients(Execution *x, int unit, Flat flat, int microbatch) {
     Engine *e = x->engine;
-    const ParamTable *t = &e->model.table;
-    const Partition *partition = &e->plan->partition;
-    size_t apart = gradient_exact_chunk(&e->gradients, unit, flat);
-    int shape = unit < t->units ? unit : 0;
-    for (int i = t->unit_first[shape]; i < t->unit_first[shape + 1]; i++) {
-        const Param *p = &t->params[i];
-        int64_t rows = flat == FLAT_VECTORS ? partition_param_rows(partition, p) : 1;
-        float *first = e->gradients.units[unit].flats[flat] + gradient_offset(&e->gradients, p);
-        if (p->flat != flat || p->remote || p->frozen) continue;
-        if (is_planted(x, POISON_GRADIENT)) plant(x, p->count, DTYPE_F32, first);
-        for (int r = 0; reads_sums(x, microbatch) && r < partition_gradients(partition, flat); r++)
-            OP(e->device, count_nonfinite, rows * p->count, first + (size_t)r * apart, DTYPE_F32,
-               statistics_origins(e, e->statistics.figures) + gradient_counter(e, microbatch, i));
+    LocalGradient g = {.param = NULL};
+    while (gradient_next(e, unit, flat, &g)) {
+        if (g.param->frozen) continue;
+        if (is_planted(x, POISON_GRADIENT)) plant(x, g.param->count, DTYPE_F32, g.first);
+        for (int r = 0; reads_sums(x, microbatch) && r < g.count; r++)
+            OP(e->device, count_nonfinite, g.rows * g.param->count, g.first + (size_t)r * g.apart, DTYPE_F32,
+               statistics_origins(e, e->statistics.figures) + gradient_counter(e, microbatch, g.index));
     }
 }
 

@@ -33,25 +33,16 @@ void replay_losses(const Execution *x, int microbatch) {
         tensor_hash(&e->hash, x->pass.losses, (size_t)e->model.tokens * sizeof(float), 0);
 }
 
-/* One parameter after the other: what lies between them is never written, and may hold anything. */
 void replay_gradients(const Execution *x, int unit, Flat flat, int microbatch) {
     StepReplay *r = replay_of(x, microbatch);
     Engine *e = x->engine;
     const ParamTable *t = &e->model.table;
-    const Partition *partition = &e->plan->partition;
-    size_t apart = gradient_exact_chunk(&e->gradients, unit, flat);
-    bool tied = unit == t->units;
-    int shape = tied ? 0 : unit;
-    if (!r) return;
-    for (int i = t->unit_first[shape]; i < t->unit_first[shape + 1]; i++) {
-        const Param *p = &t->params[i];
-        size_t rows = flat == FLAT_VECTORS ? (size_t)partition_param_rows(partition, p) : 1;
-        const float *first = e->gradients.units[unit].flats[flat] + gradient_offset(&e->gradients, p);
-        uint64_t *hash = &r->own[tied ? t->count : i];
-        if (p->flat != flat || p->remote || p->frozen) continue;
-        for (int g = 0; g < partition_gradients(partition, flat); g++)
-            *hash = tensor_hash(&e->hash, first + (size_t)g * apart, rows * (size_t)p->count * sizeof *first,
-                                *hash);
+    LocalGradient g = {.param = NULL};
+    while (r && gradient_next(e, unit, flat, &g)) {
+        uint64_t *hash = &r->own[unit == t->units ? t->count : g.index]; /* units: the tied head */
+        size_t bytes = (size_t)g.rows * (size_t)g.param->count * sizeof *g.first;
+        for (int i = 0; !g.param->frozen && i < g.count; i++)
+            *hash = tensor_hash(&e->hash, g.first + (size_t)i * g.apart, bytes, *hash);
     }
 }
 

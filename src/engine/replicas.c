@@ -203,12 +203,8 @@ ErrorCode replicas_check(Replicas *r, int64_t step, Error *err) {
     if (!r->exist) return OK;
     double start = clock_seconds();
     const Engine *e = r->engine;
-    size_t *lengths = mem_alloc_array((size_t)comm_size(r->comm), sizeof *lengths);
     print_all(r);
-    ErrorCode code =
-        comm_gather(r->comm, r->mine, (size_t)e->model.table.count * sizeof *r->mine, &all, lengths, err);
-    free(lengths);
-    TRY(code);
+    TRY(comm_concatenate(r->comm, r->mine, (size_t)e->model.table.count * sizeof *r->mine, &all, NULL, err));
     if (all)
         replicas_judge((const ParamPrint *)(const void *)all,
                        &(ReplicaScene){&e->plan->spec.model, &e->model.table, &e->plan->groups,

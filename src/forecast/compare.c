@@ -228,10 +228,10 @@ static bool may_set(int configured, int automatic, int value) {
     return configured == automatic || configured == value;
 }
 
-/* Tries one candidate with these settings. NULL: it is impossible, or they are not to be changed. */
+/* Tries one candidate with other settings. NULL: it is impossible, or they are not to be changed. */
 static const Candidate *try_settings(Compare *p, const Candidate *a, Settings settings) {
     Error ignored = {.message = ""};
-    if (same_settings(settings, a->settings) || !may_set(p->as_configured.sync, SYNC_AUTO, settings.sync) ||
+    if (!may_set(p->as_configured.sync, SYNC_AUTO, settings.sync) ||
         !may_set(p->as_configured.reshard, RESHARD_AUTO, settings.reshard))
         return NULL;
     p->settings = settings;
@@ -247,8 +247,8 @@ static double refine(Compare *p, Candidate a, double best) {
                      reshards[] = {RESHARD_NEVER, RESHARD_ALWAYS};
     int most = (int)(sizeof recompute / sizeof *recompute) * 6;
     for (int i = 0; i < most; i++) {
-        const Candidate *b =
-            try_settings(p, &a, (Settings){recompute[i / 6], syncs[i % 6 / 2], reshards[i % 2]});
+        Settings s = {recompute[i / 6], syncs[i % 6 / 2], reshards[i % 2]};
+        const Candidate *b = same_settings(s, a.settings) ? &a : try_settings(p, &a, s);
         if (b && b->fits && b->time < best) best = b->time;
         if (i == 0 && b && (b->fits || b->time >= best)) break;
     }

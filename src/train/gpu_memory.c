@@ -74,12 +74,10 @@ static void choose(GpuMemoryUse *o, GpuMemory *all, int ranks, Urgency *urgency)
 
 static ErrorCode gather(GpuMemoryUse *o, Urgency *urgency, Error *err) {
     int ranks = comm_size(o->comm);
-    size_t *lengths = mem_alloc_array((size_t)ranks, sizeof *lengths);
     char *all = NULL;
-    ErrorCode code = comm_gather(o->comm, &o->own, sizeof o->own, &all, lengths, err);
+    ErrorCode code = comm_concatenate(o->comm, &o->own, sizeof o->own, &all, NULL, err);
     if (all) choose(o, (GpuMemory *)(void *)all, ranks, urgency);
     free(all);
-    free(lengths);
     return code;
 }
 

@@ -220,14 +220,12 @@ static void judge(const Evidence *v, Verdict *out) {
 
 static ErrorCode gather(Trainer *t, Verdict *verdict, Error *err) {
     size_t bytes = PRINTS * engine_prints(t->engine) * sizeof(uint64_t);
-    size_t *lengths = mem_alloc_array((size_t)comm_size(t->comm), sizeof *lengths);
     char *mine = mem_alloc(HOST_BYTES + bytes), *all = NULL;
     memset(mine, 0, HOST_BYTES);
     if (gethostname(mine, HOST_BYTES - 1) != 0) mine[0] = 0;
     memcpy(mine + HOST_BYTES, t->replays.prints, bytes);
-    ErrorCode code = comm_gather(t->comm, mine, HOST_BYTES + bytes, &all, lengths, err);
+    ErrorCode code = comm_concatenate(t->comm, mine, HOST_BYTES + bytes, &all, NULL, err);
     if (code == OK && all) judge(&(Evidence){t, all}, verdict);
-    free(lengths);
     free(mine);
     free(all);
     return code == OK ? comm_broadcast(t->comm, verdict, sizeof *verdict, 0, err) : code;
