@@ -6,6 +6,7 @@
 #ifndef WEFT_BASE_LOG_H
 #define WEFT_BASE_LOG_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -48,5 +49,8 @@ void progress_finish(Progress *p); /* prints one closing line with the rate; fre
  * over all threads lets a watchdog tell slow work from a hang. */
 void progress_beat(void);
 uint64_t progress_beats(void);
+/* What the calling thread does from now on goes on beside the work of the run, and must not hide that the run
+ * hangs: its beats are added to *count (NULL: to nothing) in place of the total. */
+void progress_apart(atomic_ullong *count);
 
 #endif

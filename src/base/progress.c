@@ -96,10 +96,12 @@ static void show(Progress *p) {
 
 /* The watchdog of multi-rank runs reads it (comm/failure.c): a rank that progresses, however slowly, does not
  * hang. Relaxed, since it orders no other data. */
-static atomic_ullong beats;
+static atomic_ullong beats, unheard;
+static _Thread_local atomic_ullong *counter = &beats;
 
-void progress_beat(void) { atomic_fetch_add_explicit(&beats, 1, memory_order_relaxed); }
+void progress_beat(void) { atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
 uint64_t progress_beats(void) { return atomic_load_explicit(&beats, memory_order_relaxed); }
+void progress_apart(atomic_ullong *count) { counter = count ? count : &unheard; }
 
 /* Counts progress also without a bar (NULL), for the watchdog. */
 void progress_set(Progress *p, double done) {

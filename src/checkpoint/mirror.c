@@ -286,6 +286,7 @@ static void copy(const Mirror *m, const MirrorJob *job) {
 
 static void *run(void *ctx) {
     Mirror *m = ctx;
+    progress_apart(NULL);
     pthread_mutex_lock(&m->lock);
     for (;;) {
         while (!m->waiting && !m->closing) pthread_cond_wait(&m->changed, &m->lock);

@@ -3,7 +3,9 @@
  *  T1. Caches are built in the order of their use: of a mixture, always one of the source that is furthest
  *      behind its share. The order decides only how long a reader waits, never what it reads.
  *  T2. The builder never waits for the reader. Its threads have a low priority: while a step computes, they
- *      take the cores that it leaves; while it waits for tokens, they have them all. */
+ *      take the cores that it leaves; while it waits for tokens, they have them all.
+ *  T3. Its progress is that of the run only while somebody asks for samples: a rank that hangs elsewhere is
+ *      found although its tokenizer goes on, and so is one whose tokenizer hangs. */
 #include "data/growing.h"
 
 #include <errno.h>
@@ -35,11 +37,13 @@ struct Growing {
     bool has_thread;
     pthread_t thread;
     atomic_bool stop;
+    atomic_ullong beats; /* of the thread */
     /* of the thread, under the lock */
     pthread_mutex_t lock;
     bool finished;
     ErrorCode code;
     Error error;
+    uint64_t heard; /* beats, when a sample was last asked for */
 };
 
 Growing *growing_open(void) {
@@ -137,6 +141,7 @@ static ErrorCode build(Growing *g, Error *err) {
 static void *run(void *argument) {
     Growing *g = argument;
     Error error = {0};
+    progress_apart(&g->beats);
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
     ErrorCode code = build(g, &error);
     pthread_mutex_lock(&g->lock);
@@ -171,6 +176,9 @@ void growing_close(Growing *g) {
 
 static ErrorCode check_thread(Growing *g, bool *finished, Error *err) {
     ErrorCode code = start(g, err);
+    uint64_t beats = atomic_load(&g->beats);
+    if (beats != g->heard) progress_beat(); /* T3 */
+    g->heard = beats;
     *finished = code == OK && g->finished;
     if (code == OK && g->code != OK) {
         code = g->code;

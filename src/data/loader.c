@@ -76,8 +76,8 @@ static ErrorCode is_ready(const Loader *l, uint64_t i, bool *ready, Error *err) 
     return OK;
 }
 
-/* With the lock, which is released meanwhile. The tokenizer's progress beats for the watchdog, not this wait:
- * a tokenizer that hangs is to be found. */
+/* With the lock, which is released meanwhile. This wait is no beat for the watchdog, unless the tokenizer
+ * has made progress (data/growing.c). */
 static void pause_for_tokens(Loader *l) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);

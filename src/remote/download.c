@@ -241,7 +241,7 @@ static ErrorCode wait_or_end(Download *d, const HttpRequest *q, HttpReply *reply
     if (short_of)
         snprintf(reply->failure, sizeof reply->failure,
                  "the server ended the transfer at byte %" PRIu64 " of %" PRIu64, d->at, d->file->size);
-    if ((reply->again || short_of) && http_wait(d->remote->client, reply, &d->tries)) return OK;
+    if ((reply->again || short_of) && http_wait(reply, &d->tries)) return OK;
     return http_refuse(d->file->name, q, reply, err);
 }
 

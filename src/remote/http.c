@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/url.h"
 #include "remote/http_transfer.h"
 #include "remote/location.h"
@@ -91,12 +92,12 @@ static double wait_of(const HttpReply *reply, int tries) {
     return fmax(wait, fmin(reply->retry_after, LONGEST_ASKED));
 }
 
-bool http_wait(HttpClient *client, const HttpReply *reply, int *tries) {
+bool http_wait(const HttpReply *reply, int *tries) {
     if (++*tries >= MOST_TRIES) return false;
     double end = clock_seconds() + wait_of(reply, *tries - 1);
     while (clock_seconds() < end) {
         nanosleep(&(struct timespec){0, 50 * 1000 * 1000}, NULL);
-        http_beat(client);
+        progress_beat();
     }
     return true;
 }
@@ -104,7 +105,7 @@ bool http_wait(HttpClient *client, const HttpReply *reply, int *tries) {
 ErrorCode http_send_again(HttpClient *client, const HttpRequest *request, HttpReply *reply, Error *err) {
     for (int tries = 0;;) {
         TRY(http_send(client, request, reply, err));
-        if (!reply->again || !http_wait(client, reply, &tries)) return OK;
+        if (!reply->again || !http_wait(reply, &tries)) return OK;
         http_reply_free(reply);
     }
 }

@@ -52,17 +52,15 @@ typedef struct HttpRequest {
 
 /* Keeps connections open between requests. Used by one thread at a time. */
 typedef struct HttpClient HttpClient;
-/* background: transfers are no progress of the run, for which its watchdog would take them. ERR_UNAVAILABLE
- * in a build without libcurl. */
-ErrorCode http_open(HttpClient **client, bool background, Error *err);
+/* ERR_UNAVAILABLE in a build without libcurl. */
+ErrorCode http_open(HttpClient **client, Error *err);
 void http_close(HttpClient *client); /* NULL is fine */
 /* Fills the reply, which http_reply_free frees. ERR_CONFIG for a redirect that is not allowed; other
  * failures are in the reply. */
 ErrorCode http_send(HttpClient *client, const HttpRequest *request, HttpReply *reply, Error *err);
 void http_reply_free(HttpReply *reply);
 /* Waits before the next try. false: `tries` is the last. Begin with *tries 0. */
-bool http_wait(HttpClient *client, const HttpReply *reply, int *tries);
-void http_beat(const HttpClient *client); /* progress_beat, if it is one */
+bool http_wait(const HttpReply *reply, int *tries);
 /* http_send, with retries of what may pass. */
 ErrorCode http_send_again(HttpClient *client, const HttpRequest *request, HttpReply *reply, Error *err);
 /* The error for a reply that is no success. `name` is the file as it may be printed. */

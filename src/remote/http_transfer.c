@@ -31,7 +31,6 @@ enum {
 
 struct HttpClient {
     CURL *curl;
-    bool background;
 };
 
 /* A transfer under way. */
@@ -48,12 +47,12 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static CURLcode started;
 static void start(void) { started = curl_global_init(CURL_GLOBAL_DEFAULT); }
 
-ErrorCode http_open(HttpClient **client, bool background, Error *err) {
+ErrorCode http_open(HttpClient **client, Error *err) {
     pthread_once(&once, start);
     CURL *curl = started == CURLE_OK ? curl_easy_init() : NULL;
     if (!curl) return error_set(err, ERR_UNAVAILABLE, "libcurl cannot be started");
     *client = mem_alloc(sizeof **client);
-    **client = (HttpClient){curl, background};
+    **client = (HttpClient){curl};
     return OK;
 }
 
@@ -61,10 +60,6 @@ void http_close(HttpClient *client) {
     if (!client) return;
     curl_easy_cleanup(client->curl);
     free(client);
-}
-
-void http_beat(const HttpClient *client) {
-    if (!client->background) progress_beat();
 }
 
 const char *http_library(void) {
@@ -88,7 +83,7 @@ static size_t on_body(char *bytes, size_t size, size_t count, void *ctx) {
     long status = 0;
     curl_easy_getinfo(t->client->curl, CURLINFO_RESPONSE_CODE, &status);
     r->status = (int)status;
-    http_beat(t->client);
+    progress_beat();
     if (t->request->sink && (status == 200 || status == HTTP_PARTIAL)) {
         t->refused = !t->request->sink(t->request->ctx, r, bytes, length);
     } else {
@@ -104,7 +99,7 @@ static size_t on_upload(char *out, size_t size, size_t count, void *ctx) {
     if (length > size * count) length = size * count;
     memcpy(out, t->request->body + t->sent, length);
     t->sent += length;
-    http_beat(t->client);
+    progress_beat();
     return length;
 }
 
@@ -123,7 +118,7 @@ static int on_rewind(void *ctx, curl_off_t offset, int origin) {
 static int on_progress(void *ctx, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d) {
     Transfer *t = ctx;
     (void)a, (void)b, (void)c, (void)d;
-    http_beat(t->client);
+    progress_beat();
     if (t->request->stop && atomic_load(t->request->stop)) return 1;
     return 0;
 }
@@ -274,8 +269,7 @@ void http_transfer(HttpClient *client, const HttpRequest *request, HttpReply *re
 
 #else
 
-ErrorCode http_open(HttpClient **client, bool background, Error *err) {
-    (void)background;
+ErrorCode http_open(HttpClient **client, Error *err) {
     *client = NULL;
     return error_set(err, ERR_UNAVAILABLE,
                      "this weft was built without libcurl and expat, so it reads no URLs: install "
@@ -284,7 +278,6 @@ ErrorCode http_open(HttpClient **client, bool background, Error *err) {
 }
 
 void http_close(HttpClient *client) { (void)client; }
-void http_beat(const HttpClient *client) { (void)client; }
 const char *http_library(void) { return ""; }
 void http_transfer(HttpClient *client, const HttpRequest *request, HttpReply *reply, Text *target) {
     (void)client, (void)request, (void)target;

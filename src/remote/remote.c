@@ -14,7 +14,7 @@ enum { MOST_THREADS = 4 };
 ErrorCode remote_open(Remote **remote, const char *cache_dir, uint64_t limit, Error *err) {
     Remote *r = mem_alloc(sizeof *r);
     *remote = NULL;
-    ErrorCode code = http_open(&r->client, !cache_dir, err);
+    ErrorCode code = http_open(&r->client, err);
     if (code == OK) code = s3_access_open(&r->access, err);
     if (code == OK && cache_dir) code = store_open(&r->store, cache_dir, limit, err);
     if (code != OK)
@@ -106,7 +106,7 @@ static void *fetch_files(void *ctx) {
     own.client = NULL;
     own.access.region = mem_strdup(own.access.region);
     own.stop = &f->failed;
-    ErrorCode code = http_open(&own.client, false, &err);
+    ErrorCode code = http_open(&own.client, &err);
     while (code == OK && !atomic_load(&f->failed)) {
         size_t i = atomic_fetch_add(&f->next, 1);
         if (i >= f->count) break;

@@ -29,7 +29,7 @@ typedef struct RemoteFile {
     char sha256[65]; /* of this version; "": not known */
 } RemoteFile;
 
-/* limit: bytes of all copies, 0 for any number. cache_dir NULL: only for uploads, in the background of a run.
+/* limit: bytes of all copies, 0 for any number. cache_dir NULL: only for uploads.
  * ERR_UNAVAILABLE in a build without libcurl. */
 ErrorCode remote_open(Remote **remote, const char *cache_dir, uint64_t limit, Error *err);
 void remote_close(Remote *remote); /* NULL is fine */

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "base/log.h"
 #include "data/loader.h"
 #include "data/token_units.h"
 
@@ -831,6 +832,27 @@ static void test_stream_does_not_depend_on_the_cache(void **state) {
     }
 }
 
+/* The tokenizer's progress counts as the run's only when a sample is asked for. */
+static void test_tokenizing_does_not_hide_a_hang(void **state) {
+    (void)state;
+    write_shards();
+    Setup *config = new_setup(), *whole = new_setup();
+    bool ready;
+    Error err = {0};
+    dataset_close(open_stream(whole, "stream-beats", false, dataset_open));
+    free(whole);
+    size_t caches = count_caches("stream-beats");
+    Dataset *d = open_stream(config, "stream-silent", false, dataset_open_growing);
+    assert_int_equal(dataset_ready(d, 0, &ready, &err), OK);
+    uint64_t before = progress_beats();
+    while (count_caches("stream-silent") < caches) usleep(1000);
+    assert_int_equal(progress_beats(), before);
+    await_sample(d, 0);
+    assert_true(progress_beats() > before);
+    dataset_close(d);
+    free(config);
+}
+
 /* Epoch 0 is a permutation within each block, later epochs are permutations of all; orders of epochs
  * differ. */
 static void test_stream_reads_every_window_once_an_epoch(void **state) {
@@ -877,6 +899,7 @@ int main(void) {
         cmocka_unit_test(test_caches_grow_with_their_source),
         cmocka_unit_test(test_builders_in_opposite_orders),
         cmocka_unit_test(test_stream_does_not_depend_on_the_cache),
+        cmocka_unit_test(test_tokenizing_does_not_hide_a_hang),
         cmocka_unit_test(test_stream_reads_every_window_once_an_epoch),
     };
     return cmocka_run_group_tests(tests, bytes_setup, bytes_teardown);
