@@ -49,16 +49,31 @@ losses block >block.losses
 cmp -s block.losses empty.losses && fail "the block changes nothing"
 good block
 
-# Killed while it tokenizes and trains, resumed, and killed again.
-for kill in 1 2 3; do
-    "$weft" train run.yaml run.dir=killed data.cache_dir=cache3 --inject stop:rank=0,step=$((30 * kill)) >/dev/null 2>&1 </dev/null &
-    pid=$!
+# Two sources are two caches, one of which another process holds locked: the run trains on the other. It is killed before all is tokenized,
+# resumed, and killed twice more.
+two=(data.sources='["texts/*.txt", "more/*.txt"]')
+killed_at() { # STEP
+    "$weft" train run.yaml run.dir=killed "${two[@]}" data.cache_dir=cache3 --inject "stop:rank=0,step=$1" >/dev/null 2>&1 </dev/null &
+    local pid=$!
     await stands killed
     kill -KILL "$(cat killed/lock)"
     wait "$pid" 2>/dev/null
-done
-train killed data.cache_dir=cache3
-same empty killed
+}
+train unlocked "${two[@]}" data.cache_dir=cache7
+used_first=$(sed -n 's/^step .* step=1 .*[| ]0:\([01]\)\..*/\1/p' unlocked/audit-00000.log)
+waits=$([ "$used_first" = 0 ] && echo more || echo texts)
+locked=$(basename "$(dirname "$(grep -l "\"$waits/" cache7/*/about.json)")")
+mkdir -p "cache3/$locked"
+exec {lock}>"cache3/$locked/lock"
+flock "$lock"
+killed_at 3
+[ -n "$(ls cache3/*/part-*)" ] || fail "nothing was tokenized before the kill"
+[ -z "$(find "cache3/$locked" -name 'part-*')" ] || fail "all was tokenized before the kill"
+exec {lock}>&-
+killed_at 60
+killed_at 90
+train killed "${two[@]}" data.cache_dir=cache3
+same unlocked killed
 good killed
 
 # Mixtures: each source has an order of its own. Deduplication leaves out the same documents in any order of building.
