@@ -9,14 +9,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "base/host.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "train/gpu_memory.h"
 
 typedef struct Needs {
-    char machine[64];
+    char machine[HOST_NAME_BYTES];
     int ranks;
     uint64_t weights, passes, available; /* available: 0: unknown */
 } Needs;
@@ -29,7 +29,7 @@ static Needs needs_of(const Device *d, const RankPlan *plan, size_t more) {
     Needs n = {.ranks = 1, .available = d->runtime.available(d)};
     n.weights = memory->parameters + memory->copy;
     n.passes = memory_plan_pools(memory) - n.weights + more;
-    if (gethostname(n.machine, sizeof n.machine - 1) != 0) n.machine[0] = 0;
+    host_name(n.machine, sizeof n.machine);
     return n;
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/host.h"
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/terminal.h"
@@ -308,10 +309,10 @@ static ErrorCode listen_at(Server *s, const struct addrinfo *at, int64_t port, E
 /* On standard output, for a person or a script; if bound to all addresses, with this machine's name. */
 static void print_where(const Server *s) {
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);
-    char name[256] = "";
+    char name[256];
     bool all = strcmp(s->host, "0.0.0.0") == 0 || strcmp(s->host, "::") == 0;
-    if (all && gethostname(name, sizeof name - 1) != 0) all = false;
-    if (!all) snprintf(name, sizeof name, strchr(s->host, ':') ? "[%s]" : "%s", s->host);
+    if (!all || !host_name(name, sizeof name))
+        snprintf(name, sizeof name, strchr(s->host, ':') ? "[%s]" : "%s", s->host);
     terminal_printf("http://%s:%u/%s%s\n", name, info ? (unsigned)info->port : 0,
                     s->token[0] ? "?token=" : "", s->token);
     fflush(stdout);

@@ -20,8 +20,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "base/host.h"
 #include "base/text.h"
 #include "device/ops/memory.h"
 #include "device/ops/optimizer.h"
@@ -107,7 +107,7 @@ typedef enum OriginKind {
 typedef struct Origin {
     int64_t order; /* the lowest is the first */
     int64_t kind, rank, microbatch, unit, param, backward;
-    char host[64];
+    char host[HOST_NAME_BYTES];
 } Origin;
 
 static void take_first(void *into, const void *from) {
@@ -213,7 +213,7 @@ bool origin_find(Execution *x, Text *out) {
     Engine *e = x->engine;
     const int64_t *counts = statistics_origins(e, e->statistics.host);
     Origin o = {.order = INT64_MAX, .kind = ORIGIN_NONE, .rank = e->plan->rank};
-    if (gethostname(o.host, sizeof o.host - 1) != 0) o.host[0] = 0;
+    host_name(o.host, sizeof o.host);
     find_in_passes(x, counts, &o);
     find_in_gradients(x, counts, &o);
     find_in_weights(x, &o);

@@ -26,6 +26,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/host.h"
 
 /* Often enough for live viewing; TensorBoard itself reloads at most every five seconds. */
 #define FLUSH_SECONDS 5.0
@@ -142,8 +143,8 @@ static ErrorCode write_event(TensorBoard *tb, Error *err) {
 /* Time, host, process and microseconds: no two starts share a name, on any machine with a shared
  * directory. */
 static char *event_path(const char *dir) {
-    char host[256] = "localhost";
-    if (gethostname(host, sizeof host - 1) != 0 || !host[0]) strcpy(host, "localhost");
+    char host[HOST_NAME_BYTES];
+    if (!host_name(host, sizeof host)) strcpy(host, "localhost");
     for (char *c = host; *c; c++) {
         if (*c == '/') *c = '-';
     }

@@ -12,8 +12,8 @@
  * microbatch again, which finds errors that come and go. */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "base/host.h"
 #include "base/log.h"
 #include "base/rng.h"
 #include "train/run.h"
@@ -26,7 +26,6 @@ typedef enum PrintKind {
     PRINT_THIRD,
     PRINTS
 } PrintKind;
-enum { HOST_BYTES = 64 };
 
 static uint64_t *prints_of(const Trainer *t, PrintKind kind) {
     return t->replays.prints + (size_t)kind * engine_prints(t->engine);
@@ -142,15 +141,16 @@ typedef struct Verdict {
 /* What all ranks have made of their microbatches; rank 0's. */
 typedef struct Evidence {
     const Trainer *t;
-    const char *all; /* for each rank: HOST_BYTES, then hashes [PRINTS, engine_prints] */
+    const char *all; /* for each rank: HOST_NAME_BYTES, then hashes [PRINTS, engine_prints] */
 } Evidence;
 
 static const char *host_of(const Evidence *v, int rank) {
-    return v->all + (size_t)rank * (HOST_BYTES + PRINTS * engine_prints(v->t->engine) * sizeof(uint64_t));
+    return v->all +
+           (size_t)rank * (HOST_NAME_BYTES + PRINTS * engine_prints(v->t->engine) * sizeof(uint64_t));
 }
 
 static const uint64_t *print_of(const Evidence *v, int rank, PrintKind kind) {
-    return (const uint64_t *)(const void *)(host_of(v, rank) + HOST_BYTES) +
+    return (const uint64_t *)(const void *)(host_of(v, rank) + HOST_NAME_BYTES) +
            (size_t)kind * engine_prints(v->t->engine);
 }
 
@@ -220,11 +220,10 @@ static void judge(const Evidence *v, Verdict *out) {
 
 static ErrorCode gather(Trainer *t, Verdict *verdict, Error *err) {
     size_t bytes = PRINTS * engine_prints(t->engine) * sizeof(uint64_t);
-    char *mine = mem_alloc(HOST_BYTES + bytes), *all = NULL;
-    memset(mine, 0, HOST_BYTES);
-    if (gethostname(mine, HOST_BYTES - 1) != 0) mine[0] = 0;
-    memcpy(mine + HOST_BYTES, t->replays.prints, bytes);
-    ErrorCode code = comm_concatenate(t->comm, mine, HOST_BYTES + bytes, &all, NULL, err);
+    char *mine = mem_alloc(HOST_NAME_BYTES + bytes), *all = NULL;
+    host_name(mine, HOST_NAME_BYTES);
+    memcpy(mine + HOST_NAME_BYTES, t->replays.prints, bytes);
+    ErrorCode code = comm_concatenate(t->comm, mine, HOST_NAME_BYTES + bytes, &all, NULL, err);
     if (code == OK && all) judge(&(Evidence){t, all}, verdict);
     free(mine);
     free(all);

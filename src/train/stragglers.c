@@ -6,16 +6,14 @@
  * by themselves (bubbles), but then all of them do. */
 #include <string.h>
 #include <stdlib.h>
-#include <unistd.h>
 
+#include "base/host.h"
 #include "base/log.h"
 #include "train/run.h"
 
-enum { HOST_BYTES = 64 };
-
 typedef struct Row {
     double waited, data; /* shares of the window's time */
-    char host[HOST_BYTES];
+    char host[HOST_NAME_BYTES];
 } Row;
 
 /* Returns the index of the straggler, -1: there is none. *others: mean share that the others waited. */
@@ -50,7 +48,7 @@ static ErrorCode look(Trainer *t, Error *err) {
     const StragglerWindow *w = &t->stragglers;
     Row mine = {.waited = w->waited / w->seconds, .data = w->data / w->seconds};
     char *all = NULL;
-    if (gethostname(mine.host, HOST_BYTES - 1) != 0) mine.host[0] = 0;
+    host_name(mine.host, sizeof mine.host);
     ErrorCode code = comm_concatenate(t->comm, &mine, sizeof mine, &all, NULL, err);
     if (code == OK && all) code = report(t, (const Row *)(const void *)all, err);
     free(all);

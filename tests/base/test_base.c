@@ -9,9 +9,11 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/host.h"
 #include "base/lines.h"
 #include "base/memory.h"
 #include "base/rng.h"
@@ -567,6 +569,19 @@ static void test_memory_of_control_groups(void **state) {
     assert_true(unknown.machine == 0 && unknown.available == 0);
 }
 
+/* A name that does not fit is cut, not lost; the bytes behind it are 0, since ranks compare them. */
+static void test_host_name(void **state) {
+    (void)state;
+    char whole[256], full[HOST_NAME_BYTES], cut[2] = {'x', 'x'};
+    assert_int_equal(gethostname(whole, sizeof whole), 0);
+    memset(full, 'x', sizeof full);
+    assert_true(host_name(full, sizeof full));
+    assert_string_equal(full, whole);
+    for (size_t i = strlen(full); i < sizeof full; i++) assert_int_equal(full[i], 0);
+    assert_true(host_name(cut, sizeof cut));
+    assert_true(cut[0] == whole[0] && cut[1] == 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_errors),
@@ -587,6 +602,7 @@ int main(void) {
         cmocka_unit_test(test_interruption_leaves_no_temporary),
         cmocka_unit_test(test_whether_a_file_can_be_written),
         cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_host_name),
         cmocka_unit_test(test_directories),
         cmocka_unit_test(test_glob),
         cmocka_unit_test(test_paths),
