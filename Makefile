@@ -56,10 +56,11 @@ interop: ## tests with other projects' programs: Python packages, in a venv, and
 	@$(MAKE) --no-print-directory build
 	@BUILD=$(BUILD) PYTHON=$(PYTHON) tools/interop.sh
 
-soak: build ## 100 kills, 30 faults on many ranks, hangs in each phase, all meshes and schedules: the same bits
+soak: build ## 100 kills while training, 100 while reading data, 30 faults on many ranks, hangs in each phase, all meshes and schedules: the same bits
 	@WEFT=$(CURDIR)/$(BUILD)/weft FAULTS=$${FAULTS:-30} tests/ranks/test_faults.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft HANGS=full tests/ranks/test_hangs.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft KILLS=$${KILLS:-100} tests/program/test_kills.sh
+	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_SOURCE_DIR=$(CURDIR) KILLS=$${KILLS:-100} tests/program/test_data_kills.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_curve.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_tensor.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_context.sh
