@@ -46,12 +46,22 @@ static void *wait_for_signals(void *unused) {
     return NULL;
 }
 
+/* Not among the signals that stop a run: only the launcher sends it, for the user's second SIGINT. */
+static void signals_of_run(sigset_t *set) {
+    signals_to_stop(set);
+    sigaddset(set, SIGUSR2);
+}
+
+void signals_unblock(void) {
+    sigset_t set;
+    signals_of_run(&set);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+}
+
 ErrorCode signals_take(void (*taken)(int number), Error *err) {
     pthread_t thread;
     take = taken;
-    signals_to_stop(&awaited);
-    /* Not among the signals that stop a run: only the launcher sends it, for the user's second SIGINT. */
-    sigaddset(&awaited, SIGUSR2);
+    signals_of_run(&awaited);
     pthread_sigmask(SIG_BLOCK, &awaited, NULL);
     errno = pthread_create(&thread, NULL, wait_for_signals, NULL);
     if (errno != 0) return error_errno(err, ERR_UNAVAILABLE, "cannot start the thread that takes signals");

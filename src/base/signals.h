@@ -25,5 +25,7 @@ void signals_to_stop(sigset_t *set);
  * overwrites whatever precedes that workspace (uxlfoundation/oneDNN, issue 4845). No handler may run on a
  * thread that computes. */
 ErrorCode signals_take(void (*taken)(int number), Error *err);
+/* Unblocks them in this thread, before it becomes another program. */
+void signals_unblock(void);
 
 #endif

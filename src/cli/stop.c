@@ -9,6 +9,7 @@
 #include "cli/cli.h"
 #include "cli/terminal.h"
 #include "train/lock.h"
+#include "train/resize.h"
 
 static const Flag flags[] = {{"--wait", 'w', "SECONDS", "wait until it has ended, at most so long"},
                              {NULL, 0, NULL, NULL}};
@@ -38,6 +39,7 @@ static ErrorCode run_stop(const Arguments *args, Error *err) {
     TRY(arguments_double(args, "--wait", 0, 1e6, &seconds, err));
     TRY(lock_holder(dir, &pid, err));
     if (pid == 0) return error_set(err, ERR_NOINPUT, "%s: no run is going on in it", dir);
+    resize_drop(dir); /* the run is to end, not to go on with other ranks */
     TRY(lock_request_stop(dir, err));
     terminal_printf("process %ld will save and end after its step\n", pid);
     return arguments_has(args, "--wait") ? wait_for(dir, seconds, err) : OK;

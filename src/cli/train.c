@@ -8,12 +8,20 @@
  *
  * Without --restarts or -n that level is omitted. Each level checks the configuration before it starts
  * anything, so that an error is reported once and not by every rank. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/signals.h"
 #include "cli/cli.h"
 #include "checkpoint/find.h"
 #include "comm/comm.h"
 #include "comm/launch.h"
 #include "train/agree.h"
 #include "train/lock.h"
+#include "train/resize.h"
 #include "train/setup.h"
 #include "train/state.h"
 #include "train/supervise.h"
@@ -94,16 +102,18 @@ static ErrorCode train_supervised(const Arguments *args, Error *err) {
     OptionSet set;
     Supervision s = {0};
     ErrorCode code = load(args, &c, &set, err);
+    char *run_dir = mem_strdup(code == OK ? c.run.dir : "");
     s.backoff_s = c.restart.backoff_s;
+    s.run_dir = run_dir;
     if (code == OK) code = arguments_int(args, "--restarts", 0, 1000000, &s.restarts, err);
     if (code == OK && c.run.overwrite) code = discard(&c, err);
     options_free(&set);
-    TRY(code);
     /* run.overwrite applies only once, before the first process. */
     char **words = arguments_words(args, "--restarts", "run.overwrite=false");
     s.words = words;
-    code = supervise(&s, err);
+    if (code == OK) code = supervise(&s, err);
     arguments_free_words(words);
+    free(run_dir);
     return code;
 }
 
@@ -137,13 +147,50 @@ static ErrorCode train_ranks(const Arguments *args, Error *err) {
     char **words = arguments_words(args, "--ranks", NULL);
     ErrorCode code = launch_ranks((int)ranks, words, watchdog_s, err);
     arguments_free_words(words);
+    setup_after_ranks();
     return code;
 }
 
-/* Restarts are the outermost level: a restart starts the launcher with all its ranks. */
+/* ---- another number of ranks, without --restarts ---- */
+
+/* Finds the request in the run's directory. The configuration is read again: no level keeps it to its end. */
+static bool take_resize(const Arguments *args, Resize *r) {
+    Config c;
+    OptionSet set;
+    Error unread = {.message = ""};
+    bool found = load(args, &c, &set, &unread) == OK && resize_take(r, c.run.dir);
+    options_free(&set);
+    return found;
+}
+
+/* This process becomes the launcher of the other ranks, or the only rank: whoever waits for it goes on
+ * waiting. */
+static ErrorCode become_resized(const Arguments *args, const Resize *r, Error *err) {
+    char cause[200];
+    resize_describe(r, cause, sizeof cause);
+    log_info("the run goes on with another number of ranks: %s", cause);
+    TRY(supervise_announce(supervise_attempt() + 1, cause, true, err));
+    char **given = arguments_words(args, "--ranks", NULL), **words = resize_words(given, r);
+    arguments_free_words(given);
+    signals_unblock();
+    fflush(NULL);
+    execv("/proc/self/exe", words);
+    resize_free_words(words);
+    return error_errno(err, ERR_UNAVAILABLE,
+                       "cannot start with another number of ranks: everything is saved");
+}
+
+/* Restarts are the outermost level: a restart starts the launcher with all its ranks. Only the outermost
+ * process acts on a request for other ranks. */
 static ErrorCode run_train(const Arguments *args, Error *err) {
+    Resize r;
+    bool leads = launch_lead();
     if (arguments_has(args, "--restarts")) return train_supervised(args, err);
-    return arguments_has(args, "--ranks") ? train_ranks(args, err) : train(args, err);
+    ErrorCode code = arguments_has(args, "--ranks") ? train_ranks(args, err) : train(args, err);
+    if (code != ERR_STOPPED || !leads || !take_resize(args, &r)) return code;
+    code = become_resized(args, &r, err);
+    resize_free(&r);
+    return code;
 }
 
 const Verb verb_train = {

@@ -24,6 +24,7 @@ extern const Verb verb_merge;
 extern const Verb verb_models;
 extern const Verb verb_plan;
 extern const Verb verb_report;
+extern const Verb verb_resize;
 extern const Verb verb_schedule;
 extern const Verb verb_tokenize;
 extern const Verb verb_tokenizer_decode;
@@ -40,6 +41,7 @@ extern const Verb verb_watch;
 const Verb *const verbs[] = {
     &verb_train,
     &verb_stop,
+    &verb_resize,
     &verb_slurm,
     &verb_plan,
     &verb_schedule,

@@ -17,6 +17,8 @@ typedef struct LaunchedEnv {
 /* Looks for the environment variables that mpirun (Open MPI), mpiexec (MPICH, Intel MPI: PMI), PMIx and srun
  * set. */
 LaunchedEnv launched_env_find(void);
+/* The variable that shows a launcher, also of one that started a single process; NULL: there is none. */
+const char *launched_env_mark(void);
 /* Fails with ERR_UNAVAILABLE when the launcher started several processes and MPI sees another number. Only
  * one of them prints it (err->reported on the others). */
 ErrorCode launched_env_check(const LaunchedEnv *launched, int mpi_size, Error *err);

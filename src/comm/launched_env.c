@@ -41,6 +41,12 @@ LaunchedEnv launched_env_find(void) {
     return (LaunchedEnv){.rank = -1};
 }
 
+const char *launched_env_mark(void) {
+    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
+        if (getenv(launchers[i].mark)) return launchers[i].mark;
+    return NULL;
+}
+
 /* The mpirun of another library starts N processes that each believe to be alone: they would train the same
  * model N times into one directory. */
 ErrorCode launched_env_check(const LaunchedEnv *launched, int mpi_size, Error *err) {

@@ -29,6 +29,7 @@ static const EventKind kinds[JOURNAL_EVENTS] = {
     [JOURNAL_STARTED] = {"started", true},
     [JOURNAL_RESUMED] = {"resumed", true},
     [JOURNAL_RESTARTED] = {"restarted", true},
+    [JOURNAL_RESIZED] = {"resized", true},
     [JOURNAL_CHANGED] = {"changed", true},
     [JOURNAL_CHECKPOINT] = {"checkpoint", true},
     [JOURNAL_VALIDATION] = {"validation", false},

@@ -17,6 +17,7 @@
 #include "model/families/family.h"
 #include "train/agree.h"
 #include "train/changes.h"
+#include "train/resize.h"
 
 /* Writes the resolved configuration, with the source of each value. The next start compares with the
  * checkpoint, not with this file. */
@@ -451,6 +452,7 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     TRY(begin_or_resume(t, set, err));
     run_enter(t, PHASE_RECORDS);
     TOGETHER(t, t->is_rank0 ? write_config(t, set, err) : OK);
+    if (!t->replay) TOGETHER(t, t->is_rank0 ? launch_write(t->c->run.dir, comm_size(t->comm), err) : OK);
     int dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm));
     ReadAheadStart from = {t->state.step, t->state.samples};
     TOGETHER(t, read_ahead_open(&t->read_ahead, t->c, &t->layout, dp_rank, t->data, &from, err));

@@ -30,6 +30,7 @@
 #include "observe/metrics.h"
 #include "observe/report.h"
 #include "observe/trace.h"
+#include "train/resize.h"
 
 /* Uses file_open_own: with a symbolic link of that name it would lock, and write to, a file elsewhere. */
 static ErrorCode open_lock(const char *run_dir, int flags, int *fd, Error *err) {
@@ -61,14 +62,17 @@ static bool is_current(int fd, const char *run_dir) {
 }
 
 /* All files that weft rewrites in a run directory; interrupted writers leave temporary files next to them. */
-static const char *const written_whole[] = {"config.yaml", "tokenizer.json", METRICS_PATTERN,
-                                            TRACE_FILE,    REPORT_FILE,      "stop"};
+static const char *const written_whole[] = {"config.yaml", "tokenizer.json", METRICS_PATTERN, TRACE_FILE,
+                                            REPORT_FILE,   "stop",           RESIZE_FILE,     LAUNCH_FILE};
 
-/* Removes what the previous run has left, however it ended: a request to stop, and temporary files. */
+/* Removes what the previous run has left, however it ended: requests, how it was started, and temporary
+ * files. */
 static ErrorCode sweep(const RunLock *l, const char *run_dir, Error *err) {
     if (unlink(l->stop) != 0 && errno != ENOENT)
         return error_errno(err, ERR_CANTCREATE, "%s: cannot remove it, and a run stops while it is there",
                            l->stop);
+    resize_drop(run_dir);
+    launch_remove(run_dir);
     TRY(file_remove_temporaries(run_dir, written_whole, sizeof written_whole / sizeof *written_whole, err));
     char *checkpoints;
     TRY(checkpoint_own_directory(run_dir, &checkpoints, err));

@@ -112,12 +112,13 @@ ErrorCode record_event(Trainer *t, JournalEvent event, int64_t step, const char 
     return t->is_rank0 ? journal_add(&t->journal, event, step, detail, facts, err) : OK;
 }
 
-/* Under a supervisor the journal records how often, and why, the run was restarted. */
+/* The journal records how often, and why, the run was started again. */
 static ErrorCode record_restart(Trainer *t, Error *err) {
     int attempt = supervise_attempt();
     const JournalFact facts[] = {{"attempt", attempt}, {NULL, 0}};
     if (attempt == 0) return OK;
-    return journal_add(&t->journal, JOURNAL_RESTARTED, t->state.step, supervise_cause(), facts, err);
+    JournalEvent event = supervise_resized() ? JOURNAL_RESIZED : JOURNAL_RESTARTED;
+    return journal_add(&t->journal, event, t->state.step, supervise_cause(), facts, err);
 }
 
 /* About the GPU with least memory left. */

@@ -38,8 +38,16 @@ static int local_cores(const Comm *comm) {
 
 /* With "passive", threads sleep while they wait. A value that the user has set stays. It is for the ranks,
  * which inherit the environment: OpenMP in this process has read its own already. */
+static bool set_waiting;
+
 void setup_before_ranks(const Config *c, int ranks) {
-    if (too_many_threads(c, ranks, device_cpu_cores())) setenv(WAITING, "passive", 0);
+    if (getenv(WAITING) || !too_many_threads(c, ranks, device_cpu_cores())) return;
+    set_waiting = setenv(WAITING, "passive", 1) == 0;
+}
+
+void setup_after_ranks(void) {
+    if (set_waiting) unsetenv(WAITING);
+    set_waiting = false;
 }
 
 /* Silent if the user has chosen how threads wait: such a machine is loaded on purpose. */

@@ -15,6 +15,8 @@
  * ranks have more threads than the machine has cores. OpenMP reads OMP_WAIT_POLICY once, when a process
  * starts, so it must be set in the environment of the ranks. */
 void setup_before_ranks(const Config *c, int ranks);
+/* Takes it out of the environment again, unless the user had set it: other ranks may follow. */
+void setup_after_ranks(void);
 /* Opens the device. If the configuration leaves the number of threads open, the ranks of a machine share its
  * cores; comm NULL: one rank. Warns if they have more threads than cores and nobody set how threads wait.
  * Does not change the configuration, because all ranks must plan the same and machines differ. */

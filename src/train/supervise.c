@@ -3,6 +3,7 @@
  *     start --> the child trains --> it ends --+-- done, a user's mistake, or asked to stop --> the end
  *       ^                                      |
  *       +--- pause: 1, 2, 4 ... 60 s <---------+-- a signal, or a failure that may pass, restarts left
+ *       +--- at once, with other ranks <-------+-- asked to stop for another number of ranks (resize.h)
  *
  * Invariants
  * S1. The stop signals and SIGCHLD are blocked from before the first fork until supervise returns, and taken
@@ -28,20 +29,25 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/signals.h"
+#include "train/resize.h"
 
 #define ENV_ATTEMPT "WEFT_ATTEMPT"
 #define ENV_CAUSE "WEFT_RESTART_CAUSE"
+#define ENV_RESIZED "WEFT_RESIZED"
 #define LONGEST_PAUSE 60.0
 #define LONG_RUN 600.0 /* seconds: a failure after that is a new one, not the same again */
 
 typedef struct Watch {
     const Supervision *terms;
+    char **words; /* of the next child; NULL: those of the terms */
     sigset_t awaited, before;
     pid_t child;
-    bool stopping; /* a signal was forwarded: no more restarts */
-    int attempt;
+    bool stopping;   /* a signal was forwarded: no more restarts */
+    int attempt;     /* starts after the first */
+    int failures;    /* of these, those that count as restarts */
     int in_a_row;    /* restarts after short runs, in a row */
-    char cause[120]; /* of the last end */
+    bool resized;    /* the last end was for another number of ranks */
+    char cause[200]; /* of the last end */
 } Watch;
 
 /* The environment tells a process that it was restarted: ranks inherit it through the launcher. */
@@ -56,6 +62,20 @@ const char *supervise_cause(void) {
     return text ? text : "";
 }
 
+bool supervise_resized(void) {
+    const char *text = getenv(ENV_RESIZED);
+    return text && *text;
+}
+
+ErrorCode supervise_announce(int attempt, const char *cause, bool resized, Error *err) {
+    char number[16];
+    snprintf(number, sizeof number, "%d", attempt);
+    if (setenv(ENV_ATTEMPT, number, 1) != 0 || setenv(ENV_CAUSE, cause, 1) != 0 ||
+        setenv(ENV_RESIZED, resized ? "1" : "", 1) != 0)
+        return error_errno(err, ERR_MEMORY, "cannot set the environment of the training process");
+    return OK;
+}
+
 /* ---- the child ---- */
 
 /* Runs in the child. The environment is already set. The child gets its own process group, so that a Ctrl-C
@@ -66,16 +86,13 @@ static _Noreturn void become(const Watch *w, pid_t parent) {
     sigprocmask(SIG_SETMASK, &w->before, NULL);
     /* Runs the same program even if its file was replaced in the meantime: a run does not change its
      * build. */
-    if (getppid() == parent) execv("/proc/self/exe", w->terms->words);
+    if (getppid() == parent) execv("/proc/self/exe", w->words ? w->words : w->terms->words);
     _exit(ERR_INTERNAL);
 }
 
 static ErrorCode start(Watch *w, Error *err) {
-    char attempt[16];
     pid_t parent = getpid();
-    snprintf(attempt, sizeof attempt, "%d", w->attempt);
-    if (setenv(ENV_ATTEMPT, attempt, 1) != 0 || setenv(ENV_CAUSE, w->cause, 1) != 0)
-        return error_errno(err, ERR_MEMORY, "cannot set the environment of the training process");
+    TRY(supervise_announce(w->attempt, w->cause, w->resized, err));
     w->child = fork();
     if (w->child < 0) return error_errno(err, ERR_UNAVAILABLE, "cannot start the training process");
     if (w->child == 0) become(w, parent);
@@ -165,31 +182,57 @@ static ErrorCode pass_on(Watch *w, int status, Error *err) {
     ErrorCode code = (ErrorCode)code_of(status);
     if (code != OK) error_set(err, code, "training ended: %s", w->cause);
     err->reported = WIFEXITED(status); /* the child has printed why */
-    if (code == OK && w->attempt > 0)
-        log_info("done, after %d restart%s", w->attempt, w->attempt == 1 ? "" : "s");
+    if (code == OK && w->failures > 0)
+        log_info("done, after %d restart%s", w->failures, w->failures == 1 ? "" : "s");
     return code;
+}
+
+/* ---- another number of ranks ---- */
+
+/* Takes a request for another number of ranks. Later children have the new command line too. The cause of a
+ * failure stays: the child died before it could save, and the request is granted with the restart. */
+static bool take_resize(Watch *w, int code) {
+    Resize r;
+    char said[150];
+    if (code == OK || !resize_take(&r, w->terms->run_dir)) return false;
+    char **words = resize_words(w->words ? w->words : w->terms->words, &r);
+    resize_free_words(w->words);
+    w->words = words;
+    resize_describe(&r, said, sizeof said);
+    resize_free(&r);
+    if (code == ERR_STOPPED) snprintf(w->cause, sizeof w->cause, "%s", said);
+    log_info("the run goes on with another number of ranks: %s", said);
+    return code == ERR_STOPPED;
+}
+
+/* Waits before the restart that follows a failure. */
+static ErrorCode restart_after(Watch *w, int code, double lasted, Error *err) {
+    if (w->failures >= w->terms->restarts)
+        return error_set(err, (ErrorCode)code,
+                         "training ended: %s; %d restarts were allowed, and all are used", w->cause,
+                         w->failures);
+    w->failures++;
+    w->in_a_row = lasted > LONG_RUN ? 1 : w->in_a_row + 1;
+    double seconds = pause_before(w);
+    log_warn("training ended: %s; restart %d of %lld in %g s", w->cause, w->failures,
+             (long long)w->terms->restarts, seconds);
+    return pause_for(w, seconds)
+               ? OK
+               : error_set(err, ERR_STOPPED,
+                           "stopped before a restart: the same command goes on from the last checkpoint");
 }
 
 /* Each iteration is one life of the child. */
 static ErrorCode watch_child(Watch *w, Error *err) {
-    for (;;) {
+    for (;; w->attempt++) {
         double started = clock_seconds();
         TRY(start(w, err));
-        int status = wait_for_end(w);
+        int status = wait_for_end(w), code = code_of(status);
         describe(w, status);
-        if (w->stopping || !supervise_may_pass(code_of(status))) return pass_on(w, status, err);
-        if (w->attempt >= w->terms->restarts)
-            return error_set(err, (ErrorCode)code_of(status),
-                             "training ended: %s; %d restarts were allowed, and all are used", w->cause,
-                             w->attempt);
-        w->attempt++;
-        w->in_a_row = clock_seconds() - started > LONG_RUN ? 1 : w->in_a_row + 1;
-        double seconds = pause_before(w);
-        log_warn("training ended: %s; restart %d of %lld in %g s", w->cause, w->attempt,
-                 (long long)w->terms->restarts, seconds);
-        if (!pause_for(w, seconds))
-            return error_set(err, ERR_STOPPED,
-                             "stopped before a restart: the same command goes on from the last checkpoint");
+        w->resized = !w->stopping && take_resize(w, code);
+        if (w->resized) continue;
+        if (w->stopping || !supervise_may_pass(code)) return pass_on(w, status, err);
+        TRY(restart_after(w, code, clock_seconds() - started, err));
     }
 }
 
@@ -202,5 +245,6 @@ ErrorCode supervise(const Supervision *s, Error *err) {
     sigprocmask(SIG_BLOCK, &w.awaited, &w.before);
     ErrorCode code = watch_child(&w, err);
     sigprocmask(SIG_SETMASK, &w.before, NULL);
+    resize_free_words(w.words);
     return code;
 }

@@ -5,7 +5,8 @@
  * pause: backoff_s, then twice as long each time up to 60 s, and backoff_s again after a child that ran for
  * ten minutes. If the child reports that its command line, configuration or inputs are wrong, or that
  * something is not available, a restart would fail in the same way, so its status is passed on, as are
- * success and ERR_STOPPED.
+ * success and ERR_STOPPED. A child that saved and ended for another number of ranks (resize.h) is restarted
+ * at once, with the new command line; this does not count as a restart after a failure.
  *
  * The stop signals (base/signals.h) are forwarded to the child, each as often as it comes, and end the
  * supervision: however the child ends then, it is not restarted. The child has a process group of its own, so
@@ -21,7 +22,8 @@
 typedef struct Supervision {
     /* command line, with the program's name first and NULL last; the program is this one */
     char *const *words;
-    int64_t restarts; /* at most */
+    const char *run_dir; /* where requests for another number of ranks are found (resize.h) */
+    int64_t restarts;    /* at most, after failures */
     double backoff_s;
 } Supervision;
 
@@ -34,9 +36,13 @@ ErrorCode supervise(const Supervision *s, Error *err);
  * replicas that differ may: the run resumes from an earlier checkpoint. */
 bool supervise_may_pass(int code);
 
-/* What the supervisor passes to the child in the environment. WEFT_ATTEMPT: number of restarts so far (0
- * without a supervisor). WEFT_RESTART_CAUSE: how the previous attempt ended ("" for the first). */
+/* What is passed to the next attempt in the environment. WEFT_ATTEMPT: number of attempts before it (0 for
+ * the first). WEFT_RESTART_CAUSE: how the previous one ended ("" for the first). WEFT_RESIZED: whether it
+ * ended for another number of ranks, which is then the cause. */
 int supervise_attempt(void);
 const char *supervise_cause(void);
+bool supervise_resized(void);
+/* Sets them. */
+ErrorCode supervise_announce(int attempt, const char *cause, bool resized, Error *err);
 
 #endif

@@ -25,6 +25,7 @@
 #include "comm/launch.h"
 #include "observe/console.h"
 #include "observe/spike.h"
+#include "train/resize.h"
 #include "train/run.h"
 #include "train/supervise.h"
 
@@ -360,6 +361,25 @@ static ErrorCode replay(Trainer *t, Error *err) {
                        : OK;
 }
 
+/* On rank 0: whether the run ends for another number of ranks. A launcher passes a signal on to all ranks; it
+ * takes precedence. */
+static bool resizes(const Trainer *t) {
+    if (stop_requested) resize_drop(t->c->run.dir);
+    return resize_requested(t->c->run.dir);
+}
+
+/* The process that started the ranks reads the status, and starts others. */
+static ErrorCode report_stop(const Trainer *t, Error *err) {
+    long long step = t->state.step;
+    bool goes_on = t->is_rank0 && resizes(t);
+    error_set(err, ERR_STOPPED,
+              "stopped after step %lld of %lld, everything saved: the same command goes on from there", step,
+              (long long)t->c->train.steps);
+    if (goes_on) log_info("step %lld: everything saved; the number of ranks changes", step);
+    err->reported = !t->is_rank0 || goes_on;
+    return ERR_STOPPED;
+}
+
 /* Everything is saved: a failure here loses at most a line of a log, but is still a failure. */
 static ErrorCode finish(Trainer *t, Error *err) {
     bool complete = t->state.step >= t->c->train.steps;
@@ -377,12 +397,7 @@ static ErrorCode finish(Trainer *t, Error *err) {
     }
     TRY(sinks_close_program(t, err));
     TRY(record_event(t, complete ? JOURNAL_FINISHED : JOURNAL_STOPPED, t->state.step, NULL, NULL, err));
-    if (complete) return OK;
-    error_set(err, ERR_STOPPED,
-              "stopped after step %lld of %lld, everything saved: the same command goes on from there",
-              (long long)t->state.step, (long long)t->c->train.steps);
-    err->reported = !t->is_rank0;
-    return ERR_STOPPED;
+    return complete ? OK : report_stop(t, err);
 }
 
 /* Failures that all ranks return at the same time, one of them with err->reported unset. */
@@ -456,6 +471,7 @@ static ErrorCode run(Comm *comm, const char *file, Config *c, OptionSet *set, co
     ErrorCode code = run_training(&t, set, err);
     activity_enter(activity, PHASE_ENDING, t.state.step);
     activity_engine(activity, NULL);
+    if (t.lock.fd > 0 && lock_check(&t.lock, c->run.dir, NULL) == OK) launch_remove(c->run.dir);
     ErrorCode saved = saver_close(&t.saver, code == OK ? err : NULL);
     if (code == OK) code = saved;
     mirror_close(t.mirror);
