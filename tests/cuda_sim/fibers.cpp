@@ -288,7 +288,7 @@ void sim_run_grid(dim3 grid, dim3 block, size_t dynamic_bytes, const std::functi
     races_end();
 }
 
-SimPlace sim_place(void) {
+SimPosition sim_position(void) {
     return {block_number, barriers, (unsigned)current, warps[current / LANES].meetings};
 }
 

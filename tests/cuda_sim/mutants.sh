@@ -23,7 +23,7 @@ for file in norms.cu attention_mma.cu backend.c; do
     build "a comment" $file '$s|$| /* the same */|' && passes_over "$PWD/mutant.so" $(op test_bias)
 done
 mutant "a barrier less in sums over tokens" columns.cuh@norms.cu '/void fold_rows/{n;d}' $(op test_bias)
-mutant "a leaf of a row left out" norms.cu 's/i < l\.count; i\+\+/i + 1 < l.count; i++/' $(op test_qk_norm)
+mutant "a split of a row left out" norms.cu 's/i < l\.count; i\+\+/i + 1 < l.count; i++/' $(op test_qk_norm)
 mutant "a barrier less in attention" attention.cu '/tile, a\.r\.keys, v\);/{n;d}' $(op test_attention)
 mutant "a mask that forgets the window" attention.cu 's/ \&\& key >= lowest\[r\]//' $(op test_attention)
 attention() { mutant "$1" attention_mma.cu "$2" $(op test_attention); }
@@ -36,7 +36,7 @@ attention "halves of a right operand exchanged" 's/lane\(\) \/ 16 \* 8 \+ lane\(
 rows "halves of a left operand exchanged" 's/n % 2 \* 2 \+ r\]/n % 2 + 2 * r]/'
 attention "a last key that is left out" 's/bool there = at \+ r < end/bool there = at + r + 1 < end/'
 rows "a mask that forgets a query's own key" 's/column <= last\[r\]/column < last[r]/'
-rows "steps taken for seen in front of a document" 's/return key >= v\.whole \&\& /return /'
+rows "steps taken for seen in front of a document" 's/return key >= v\.full \&\& /return /'
 rows "a last step of queries that is left out" 's/(end = steps_that_see\(.*\));/\1 - 1;/'
 rows "a scale that is forgotten in gradients" 's/dk\.scale\(a\.scale, a\.scale\);//'
 rows "a sink that each lane of a row counts" 's/ \&\& lane_column\(\) == 0 \? 1/ ? 1/'
@@ -61,7 +61,7 @@ group "keys fetched over those that are read" 's/k \+ step % 3/k + step % 2/'
 group "values of another step" 's/v \+ \(step - 1\) % 2/v + step % 2/'
 group "weights by rows in place of columns" 's/group_multiply<true>/group_multiply<false>/'
 group "results that are not shrunk" 's/shrink_results\(o, shrink\);//'
-panels "pieces in their own places" 's/\(i % 8 \^ r % 8\)/i % 8/'
+panels "packs that are not swizzled" 's/\(i % 8 \^ r % 8\)/i % 8/'
 panels "a second panel that is the first" 's/column \/ PANEL \* m\.rows \* PANEL \+ //' 128
 mutant "a token's id looked for close by alone" embedding.cu 's/end -= STEP/end = 0/' $(op test_embed)
 mutant "tokens of the next words left out" embedding.cu 's/m\.words &= m\.words - 1/m.words = 0/' $(op test_embed)
@@ -74,11 +74,11 @@ says "an access that does not begin at a multiple of its size"
 mutant "zeros behind a row that count" norms.cu 's/first \+ i < n \? get\(here, i\) - mean : 0/get(here, i) - mean/' $(op test_norm)
 mutant "a tile of rows that is fetched for another" norms.cu 's/int64_t next = row \+ step/int64_t next = row/' $(op test_norm)
 mutant "sums of rows that end with a tile" norms.cu 's/if \(top \+ step < end\) continue;//' $(op test_norm)
-mutant "zeros behind a leaf that count" loss.cu 's/if \(at \+ i < n\) sum/sum/' $(op test_cross_entropy)
+mutant "zeros behind a split that count" loss.cu 's/if \(at \+ i < n\) sum/sum/' $(op test_cross_entropy)
 mutant "logits behind the end that count" loss.cu 's/put\(g\.pack\[k\], i, -INFINITY\)/put(g.pack[k], i, 0)/' $(op test_cross_entropy)
-mutant "exponentials that are not kept" loss.cu 's/room\[k \* BLOCK \+ \(int\)threadIdx\.x\] = here;//' $(op test_cross_entropy)
+mutant "exponentials that are not kept" loss.cu 's/smem\[k \* BLOCK \+ \(int\)threadIdx\.x\] = here;//' $(op test_cross_entropy)
 mutant "figures of what a window does not reach" gradients.cu 's/left = left \|\| .*/left = false;/' $(op test_stats)
-mutant "shared memory that is not written" loss.cu 's/if \(threadIdx.x == 0\) own/if (threadIdx.x == BLOCK) own/' $(op test_cross_entropy)
+mutant "shared memory that is not written" loss.cu 's/if \(threadIdx.x == 0\) made/if (threadIdx.x == BLOCK) made/' $(op test_cross_entropy)
 mutant "an up that is not clamped below" elements.cu 's/u < -CLAMPED_LIMIT \? -CLAMPED_LIMIT : u/u/' $(op test_activation)
 mutant "a gate and its up exchanged" elements.cu 's/clamped\(get\(pairs, 2 \* i\), get\(pairs, 2 \* i \+ 1\)\)/clamped(get(pairs, 2 * i + 1), get(pairs, 2 * i))/' $(op test_activation)
 mutant "a slope where a gate is clamped" elements.cu 's/gate > CLAMPED_LIMIT \? 0 : //' $(op test_activation)
@@ -86,14 +86,14 @@ mutant "a row taken for one of the expert before" experts.cu 's/e\.first\[middle
 mutant "an expert's last row left out" experts.cu 's/row < end \&\& column < n/row + 1 < end \&\& column < n/' $(op test_experts_rows)
 mutant "weights left out of a bias's gradient" experts.cu 's/weighed \? weight_of_row\(s, r, row, e\) : 1/1/' $(op test_experts_rows)
 mutant "experts chosen by sigmoids that are all 1" experts.cu 's/bool first = s\.sigmoid .*/bool first = s.sigmoid;/' $(op test_full_route)
-mutant "a row spread by the weight of another choice" experts.cu 's/o\.r\.row\[at\.row\] \* hidden/at.row * hidden/' $(op test_experts_rows)
+mutant "a row permuted by the weight of another assignment" experts.cu 's/o\.r\.row\[at\.row\] \* hidden/at.row * hidden/' $(op test_experts_rows)
 mutant "ups left out of the gradient of a weight" experts.cu 's/first < row \+ o\.runs \* n; first \+= n/first < row + n; first += n/' $(op test_experts_rows)
 mutant "chunks from the first token of a sequence on" attention.cu 's/\(t - first_key\[t\]\) % chunk/t % chunk/' $(op test_attention)
 mutant "gradients that know of no chunks" attention.cu 's/firsts_of\(d, OP_ATTENTION_BACKWARD, .*;/o->first_key;/' $(op test_attention)
 mutant "a cache that is seen whole" attention.cuh@attention.cu 's/s\.chunk > 0 \? position - position % s\.chunk : //' $(op test_decode)
 mutant "splits of a weight that are all the first" experts.cu 's/row \+ l \* split_size; first/row; first/' $(op test_experts_rows)
-mutant "neighbours that are turned by another pair's angle" elements.cu 's/int64_t pair = \(at\.column \+ i\) \/ 2;/int64_t pair = at.column \/ 2;/' $(op test_rope)
-mutant "queries scaled by their place, not their position" elements.cu 's/factors\[positions\[at\.row\]\]/factors[at.row]/' $(op test_queries_scale)
+mutant "neighbours that are rotated by another pair's angle" elements.cu 's/int64_t pair = \(at\.column \+ i\) \/ 2;/int64_t pair = at.column \/ 2;/' $(op test_rope)
+mutant "queries scaled by their index, not their position" elements.cu 's/factors\[positions\[at\.row\]\]/factors[at.row]/' $(op test_queries_scale)
 mutant "weights that are not there, and are zero" norms.cu 's/put\(weights, i, 1\)/put(weights, i, 0)/' $(op test_qk_norm)
 mutant "a convolution over the end of a document" scans.cu 's/larger\(first_key\[t\], reach\)/larger(0, reach)/' $(op test_conv)
 mutant "a tail of a token less" scans.cu 's/k < s\.taps - 1; k\+\+\)/k + 1 < s.taps - 1; k++)/' $(op test_conv)
@@ -105,17 +105,17 @@ mutant "a gradient that goes back into the document before" scans.cu 's/v\.begin
 mutant "a run that ends before its last document" scans.cuh@scans.cu 's/beginning\(first_key, tokens, next\)\}/next}/' $(op test_scan)
 mutant "a last run that is not summed" scans.cu 's/run < runs; run\+\+/run + 1 < runs; run++/' $(op test_scan)
 mutant "a state that is kept into the next document" mamba.cu 's/begins_at\(first_key, t\) \? 0 : expf/expf/' $(op test_mamba)
-mutant "a stride that does not save its states" mamba.cu 's/t % MAMBA_CHUNK == 0 \&\& t < s\.tokens/t % MAMBA_CHUNK == 1/' $(op test_mamba)
-mutant "what a stride hands on left out" mamba.cu 's/if \(!r\.last\) take_lanes/if (false) take_lanes/' $(op test_mamba)
+mutant "a scan chunk that does not save its states" mamba.cu 's/t % MAMBA_CHUNK == 0 \&\& t < s\.tokens/t % MAMBA_CHUNK == 1/' $(op test_mamba)
+mutant "what a scan chunk hands on left out" mamba.cu 's/if \(!r\.last\) take_lanes/if (false) take_lanes/' $(op test_mamba)
 mutant "a column that forgets what is handed on" mamba.cu 's/if \(!r\.last\) later/if (false) later/' $(op test_mamba)
-mutant "rows behind the first that count alone" mamba.cu 's/more \? \*room \+ mine : mine/mine/' $(op test_mamba)
+mutant "rows behind the first that count alone" mamba.cu 's/more \? \*to \+ mine : mine/mine/' $(op test_mamba)
 mutant "numbers behind a row of states that count" mamba.cu 's/lane\(\) \+ k \* WARP < n \? load\(p, lane\(\) \+ k \* WARP\) : 0/load(p, lane() + k * WARP < n ? lane() + k * WARP : 0)/' $(op test_mamba)
 mutant "a gate's slope left out of a norm" mamba.cu 's/g\.x \* silu_slope\(g\.gate, g\.sigmoid\)/g.x * g.sigmoid/' $(op test_gated_norm)
 mutant "another run's norm" mamba.cu 's/\(column \+ i\) \/ s\.run/column \/ s.run/' $(op test_gated_norm)
 mutant "a rounding to zero" gradients.cu 's/__double2ll_rn\(/(long long)(/' $(op test_fixed)
 mutant "infinities that are not counted" gradients.cu 's/fabsf\(get\(x, i\)\) < INFINITY/fabsf(get(x, i)) <= INFINITY/' $(op test_count_nonfinite)
-mutant "a term behind the end of a leaf" split_k.cu 's/term < count/term <= count/' $(op test_gemm_op)
-mutant "rows of a part taken for rows of their own" optimizers.cu 's/begin = at\.row \* o\.shape\.row/begin = at.row * o.shape.cols/' $(op test_muon)
+mutant "an element behind the end of a split" split_k.cu 's/k < count/k <= count/' $(op test_gemm_op)
+mutant "rows of a slice taken for rows of a matrix" optimizers.cu 's/begin = at\.row \* o\.shape\.row/begin = at.row * o.shape.cols/' $(op test_muon)
 mutant "a transpose flipped" products.c 's/second = s->trans_a \?/second = s->trans_b ?/' $(op test_gemm_op)
 mutant "an algorithm that failed, taken" products.c 's/if \(found\[i\]\.state .*continue;//' env WEFT_SIM_PRODUCTS=state $(op test_gemm_op)
 mutant "a split-K algorithm that is not tried" products.c 's/!splits_k\(\&plan->algorithm\) \|\| //;s/if \(adds_all\(p, plan, w\)\) //' env WEFT_SIM_PRODUCTS=drops $(op test_gemm_op)
@@ -150,7 +150,7 @@ if [ -e "$sanitizer" ]; then
     fi
     outside "a tail that is read too far" packs.cuh@elements.cu 's/first \+ i < end\) take/first + i <= end) take/' test_elements
     outside "a pack that ends behind its tensor" packs.cuh@elements.cu 's/first \+ N <= end/first + N <= end + 1/' test_elements
-    outside "shared memory of an element less" norms.cu 's/room, COLUMN_ROOM<T>/room, COLUMN_ROOM<T> - 1/' test_bias
+    outside "shared memory of an element less" norms.cu 's/smem, COLUMN_SMEM<T>/smem, COLUMN_SMEM<T> - 1/' test_bias
 else
     echo "the address sanitizer's library is not here: what it finds is not tried"
 fi

@@ -32,7 +32,7 @@ namespace {
 enum { PAGE = 4096, WORD = 4, LANES = 32 };
 enum Kind { READ, ATOMIC, WRITE };
 
-/* A SimPlace in 8 bytes. Meetings start at 1, so zero means no access. */
+/* A SimPosition in 8 bytes. Meetings start at 1, so zero means no access. */
 struct Access {
     uint64_t block : 20, barriers : 16, thread : 10, meetings : 18;
 };
@@ -77,7 +77,7 @@ void keep(Farthest *f, Access now) {
 }
 
 Access here(void) {
-    SimPlace p = sim_place();
+    SimPosition p = sim_position();
     Access a;
     a.block = p.block;
     a.barriers = p.barriers;
@@ -101,7 +101,7 @@ Page *page_of(uintptr_t number) {
 
 const char *const names[] = {"reads", "changes atomically", "writes"};
 
-void say_place(const void *code) {
+void print_position(const void *code) {
     Dl_info info;
     bool known = dladdr(code, &info) != 0;
     fprintf(stderr, "    addr2line -e %s 0x%zx\n", known ? info.dli_fname : "?",
@@ -113,7 +113,7 @@ void say_place(const void *code) {
             "cuda_sim: a race: block %u, thread %u %s what block %u, thread %u %s since they last met\n",
             (unsigned)now.block, (unsigned)now.thread, names[kind], (unsigned)then.block,
             (unsigned)then.thread, before);
-    say_place(code);
+    print_position(code);
     abort();
 }
 
@@ -163,7 +163,7 @@ bool is_constant(const void *address) {
 [[noreturn]] void stray(Kind kind, Access now, const void *address, const void *code) {
     fprintf(stderr, "cuda_sim: block %u, thread %u %s %p, which a GPU does not reach\n", (unsigned)now.block,
             (unsigned)now.thread, names[kind], address);
-    say_place(code);
+    print_position(code);
     abort();
 }
 

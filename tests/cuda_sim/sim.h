@@ -15,12 +15,12 @@ void sim_run_grid(dim3 grid, dim3 block, size_t dynamic_bytes, const std::functi
                   SimArguments arguments);
 
 /* The position of the running thread, and what orders it against other threads of its grid. */
-struct SimPlace {
+struct SimPosition {
     uint64_t block;            /* of the grid */
     unsigned barriers;         /* barriers that its block has passed */
     unsigned thread, meetings; /* index in its block; meetings that its warp has passed in this block */
 };
-SimPlace sim_place(void);
+SimPosition sim_position(void);
 enum { SIM_THREADS_MAX = 1024 };
 /* The index of the running thread in its block. */
 int sim_number(void);

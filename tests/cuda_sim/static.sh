@@ -12,7 +12,7 @@ ptxas=$(dirname "$(realpath "$nvcc")")/ptxas
 table=$WEFT_SOURCE_DIR/tests/cuda_sim/resources.txt
 source=$WEFT_SOURCE_DIR/src/device/cuda/plugin
 chips="80 90 100"
-room=8 # additional registers that another compiler version may use
+slack=8 # additional registers that another compiler version may use
 
 # wide FILE.ptx: prints KERNEL LOADS STORES for each kernel: its 16-byte loads and stores of global memory.
 wide() {
@@ -163,10 +163,10 @@ if [ -n "${RENEW:-}" ]; then
 fi
 # compare TABLE FOUND: prints what is worse than in the table.
 compare() {
-    awk -v room="$room" 'FNR == NR { if (/^#/) next; key = $1 " " $2; r[key] = $3; s[key] = $4; p[key] = $5; m[key] = $6; l[key] = $7; w[key] = $8; next }
+    awk -v slack="$slack" 'FNR == NR { if (/^#/) next; key = $1 " " $2; r[key] = $3; s[key] = $4; p[key] = $5; m[key] = $6; l[key] = $7; w[key] = $8; next }
         { key = $1 " " $2; seen[key] = 1 }
         !(key in r) { print key ": not in the table"; next }
-        $3 > r[key] + room { print key ": " $3 " registers, " r[key] " in the table" }
+        $3 > r[key] + slack { print key ": " $3 " registers, " r[key] " in the table" }
         $4 > s[key] { print key ": stack of " $4 " bytes, " s[key] " in the table" }
         $5 > p[key] { print key ": " $5 " bytes spilled, " p[key] " in the table" }
         $6 != m[key] { print key ": " $6 " bytes of shared memory, " m[key] " in the table" }

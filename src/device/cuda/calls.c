@@ -115,7 +115,7 @@ static void (*const say[])(Text *out, const char *name, const void *at) = {
     [FIELD_ROWS] = say_rows, [FIELD_MATRIX] = say_matrix, [FIELD_SPLIT] = say_split,
 };
 
-static void say_call(Text *out, const Entry *e) {
+static void print_call(Text *out, const Entry *e) {
     const OpDescriptor *op = op_descriptor(e->op);
     Text arguments = {0};
     for (int i = 0; i < op->fields; i++)
@@ -169,20 +169,20 @@ void calls_remember(Device *d) {
     d->runtime.finish = finish;
 }
 
-/* ---- telling ---- */
+/* ---- reporting ---- */
 
 const char *calls_current(OpId op) {
     static _Thread_local Text words;
     if (current.op != op) return op_name(op);
     text_clear(&words);
-    say_call(&words, &current);
+    print_call(&words, &current);
     return words.data;
 }
 
 /* Calls with equal text are reported once, with their count. The search for equal ones is quadratic, but runs
  * only once in the life of a process. */
 const char *calls_unfinished(void) {
-    static Text words, told[ENTRIES];
+    static Text words, reported[ENTRIES];
     int count[ENTRIES], kinds = 0, there = 0;
     pthread_mutex_lock(&mutex);
     for (uint64_t n = called > ENTRIES ? called - ENTRIES : 0; n < called; n++) {
@@ -190,9 +190,9 @@ const char *calls_unfinished(void) {
         int k = 0;
         if (n < ended[e->stream]) continue;
         there++;
-        text_clear(&told[kinds]);
-        say_call(&told[kinds], e);
-        while (k < kinds && strcmp(told[k].data, told[kinds].data) != 0) k++;
+        text_clear(&reported[kinds]);
+        print_call(&reported[kinds], e);
+        while (k < kinds && strcmp(reported[k].data, reported[kinds].data) != 0) k++;
         if (k == kinds) count[kinds++] = 0;
         count[k]++;
     }
@@ -205,7 +205,7 @@ const char *calls_unfinished(void) {
             text_printf(&words, ", and %d others", kinds - k);
             break;
         }
-        text_printf(&words, "%s%s", k ? ", " : " ", told[k].data);
+        text_printf(&words, "%s%s", k ? ", " : " ", reported[k].data);
         if (count[k] > 1) text_printf(&words, " x %d", count[k]);
     }
     return words.data;

@@ -54,16 +54,16 @@ static ErrorCode find_plugin(char **path, Error *err) {
         *path = mem_strdup(asked);
         return OK;
     }
-    static const char *const places[] = {".", "../lib/weft"};
+    static const char *const directories[] = {".", "../lib/weft"};
     char *directory = program_directory();
     *path = NULL;
     for (int i = 0; i < 2 && !*path; i++) {
-        char *place = path_join(directory, places[i]), *file = path_join(place, FILE_NAME);
+        char *at = path_join(directory, directories[i]), *file = path_join(at, FILE_NAME);
         if (access(file, R_OK) == 0)
             *path = file;
         else
             free(file);
-        free(place);
+        free(at);
     }
     ErrorCode code = OK;
     if (!*path)
@@ -134,12 +134,12 @@ static void fetch(Device *d, void *to, const void *from, size_t bytes) {
     device_finish(d, device_mark(d, device_stream()), WAIT_RESULT);
 }
 
-static void merge_stats(GradStats *all, const GradStats *part, int64_t first) {
-    exact_merge(&all->sum, &part->sum);
+static void merge_stats(GradStats *all, const GradStats *chunk, int64_t first) {
+    exact_merge(&all->sum, &chunk->sum);
     exact_normalise(&all->sum);
-    all->max = fmax(all->max, part->max);
-    if (part->nonfinite > 0 && all->nonfinite == 0) all->first_nonfinite = first + part->first_nonfinite;
-    all->nonfinite += part->nonfinite;
+    all->max = fmax(all->max, chunk->max);
+    if (chunk->nonfinite > 0 && all->nonfinite == 0) all->first_nonfinite = first + chunk->first_nonfinite;
+    all->nonfinite += chunk->nonfinite;
 }
 
 /* The reference's statistics, a block at a time, since the GPU's pow() has other last bits. Each
@@ -148,22 +148,22 @@ static void stats_on_host(Device *d, const GradStatsArgs *o) {
     Ops reference;
     float block[BLOCK];
     double one;
-    GradStats all = {.first_nonfinite = -1}, part;
+    GradStats all = {.first_nonfinite = -1}, chunk;
     reference_fill_ops(&reference);
     for (int64_t at = 0; at < o->n; at += BLOCK) {
         int64_t count = min_i64(BLOCK, o->n - at);
         /* arrives with the block */
         if (at == 0) op_enqueue(d, OP_DOWNLOAD, &(DownloadArgs){&one, o->unit, sizeof one});
         fetch(d, block, o->g + at, (size_t)count * sizeof *block);
-        reference.grad_stats(d, &(GradStatsArgs){count, block, o->p, &one, &part});
-        merge_stats(&all, &part, at);
+        reference.grad_stats(d, &(GradStatsArgs){count, block, o->p, &one, &chunk});
+        merge_stats(&all, &chunk, at);
     }
     op_enqueue(d, OP_UPLOAD, &(UploadArgs){o->out, &all, sizeof all});
 }
 
 static void grad_stats(Device *d, const GradStatsArgs *o) {
-    bool whole = isinf(o->p) || o->p == 1 || o->p == 2;
-    (whole ? plugin_grad_stats : stats_on_host)(d, o);
+    bool on_gpu = isinf(o->p) || o->p == 1 || o->p == 2;
+    (on_gpu ? plugin_grad_stats : stats_on_host)(d, o);
 }
 
 /* ---- opening ---- */
@@ -176,14 +176,14 @@ static void describe_any(Device *d) {
     d->loss_rows = CUDA_LOSS_ROWS;
 }
 
-ErrorCode cuda_open(Device *d, int place, Error *err) {
+ErrorCode cuda_open(Device *d, int local_rank, Error *err) {
     CudaFacts f = {0};
     *d = (Device){0};
     describe_any(d);
     if (load_plugin(err) != OK) return error_context(err, "run.device: cuda");
     plugin->facts(&f);
     d->ops = mem_alloc(sizeof *d->ops);
-    ErrorCode code = plugin->open(d, f.devices > 0 ? place % f.devices : 0, &host, err);
+    ErrorCode code = plugin->open(d, f.devices > 0 ? local_rank % f.devices : 0, &host, err);
     if (code != OK) {
         free(d->ops);
         *d = (Device){0};

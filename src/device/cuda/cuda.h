@@ -5,10 +5,10 @@
 #include "device/cuda/plugin.h"
 #include "device/device.h"
 
-/* Opens GPU number `place` modulo the number of GPUs. The plugin is $WEFT_CUDA if set, else weft-cuda.so in
- * the program's directory, or in ../lib/weft from there. ERR_UNAVAILABLE says what is missing: plugin,
- * libraries, driver, GPU. */
-ErrorCode cuda_open(Device *d, int place, Error *err);
+/* Opens GPU number `local_rank` modulo the number of GPUs. The plugin is $WEFT_CUDA if set, else
+ * weft-cuda.so in the program's directory, or in ../lib/weft from there. ERR_UNAVAILABLE names what is
+ * missing: plugin, libraries, driver, GPU. */
+ErrorCode cuda_open(Device *d, int local_rank, Error *err);
 
 /* Describes a GPU to plan for: see device_describe. */
 void cuda_describe(Device *d);

@@ -21,13 +21,13 @@ constexpr int TILE = 32, SIDE = 16, WEIGHTS = TILE * (TILE + 1), WIDEST = 256;
 /* Rows of tiles are one float longer than heads, to avoid bank conflicts between the rows of a column. */
 INLINE int pitch_of(Attention a) { return a.s.head_dim + 1; }
 
-/* Loads rows at .. at+TILE-1, which are `apart` elements from each other; zeros from row `end` on. */
+/* Loads rows at .. at+TILE-1, which are `stride` elements from each other; zeros from row `end` on. */
 template <typename T>
-INLINE void load_tile(Attention a, const T *from, int64_t apart, int64_t at, int64_t end, float *to) {
+INLINE void load_tile(Attention a, const T *from, int64_t stride, int64_t at, int64_t end, float *to) {
     int dim = a.s.head_dim, pitch = pitch_of(a);
     for (int e = (int)threadIdx.x; e < TILE * dim; e += BLOCK) {
         int r = e / dim, i = e % dim;
-        to[r * pitch + i] = at + r < end ? load(from, (at + r) * apart + i) : 0;
+        to[r * pitch + i] = at + r < end ? load(from, (at + r) * stride + i) : 0;
     }
 }
 
@@ -66,7 +66,7 @@ template <int COLUMNS> struct Sums {
         }
     }
     template <typename T>
-    INLINE void write(Attention a, const float factor[2], T *to, int64_t apart, int64_t first,
+    INLINE void write(Attention a, const float factor[2], T *to, int64_t stride, int64_t first,
                       int64_t end) const {
         Position at = position();
 #pragma unroll
@@ -75,7 +75,7 @@ template <int COLUMNS> struct Sums {
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++) {
                 int i = at.x + c * SIDE;
-                if (row < end && i < a.s.head_dim) store(to, row * apart + i, of[r][c] * factor[r]);
+                if (row < end && i < a.s.head_dim) store(to, row * stride + i, of[r][c] * factor[r]);
             }
         }
     }
@@ -91,9 +91,9 @@ struct Softmax {
 template <typename T, int COLUMNS>
 __global__ void __launch_bounds__(BLOCK)
     attention_forward_kernel(Attention a, const T *queries, const T *keys, T *out, float *lse) {
-    DYNAMIC_SHARED(room);
+    DYNAMIC_SHARED(smem);
     int pitch = pitch_of(a), dim = a.s.head_dim;
-    float *q = (float *)room, *k = q + TILE * pitch, *v = k + TILE * pitch, *weights = v + TILE * pitch;
+    float *q = (float *)smem, *k = q + TILE * pitch, *v = k + TILE * pitch, *weights = v + TILE * pitch;
     /* Blocks of the longest rows start first. */
     int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y;
     int64_t kv = head / (a.s.heads / a.s.kv_heads);
@@ -189,9 +189,9 @@ __global__ void __launch_bounds__(BLOCK)
 struct Tiles {
     float *q, *dout, *k, *v, *p, *ds;
 };
-INLINE Tiles tiles_of(Attention a, char *room) {
+INLINE Tiles tiles_of(Attention a, char *smem) {
     int size = TILE * pitch_of(a);
-    float *q = (float *)room;
+    float *q = (float *)smem;
     return {q, q + size, q + 2 * size, q + 3 * size, q + 4 * size, q + 4 * size + WEIGHTS};
 }
 
@@ -223,9 +223,9 @@ INLINE void write_weights(Attention a, Tiles tiles, int64_t queries, int64_t key
 template <typename T, int COLUMNS>
 __global__ void __launch_bounds__(BLOCK)
     query_gradient_kernel(Attention a, const T *queries, const T *keys, Gradients<T> g) {
-    DYNAMIC_SHARED(room);
+    DYNAMIC_SHARED(smem);
     int dim = a.s.head_dim;
-    Tiles tiles = tiles_of(a, room);
+    Tiles tiles = tiles_of(a, smem);
     int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y;
     int64_t kv = head / (a.s.heads / a.s.kv_heads);
     Position at = position();
@@ -254,9 +254,9 @@ __global__ void __launch_bounds__(BLOCK)
 template <typename T, int COLUMNS>
 __global__ void __launch_bounds__(BLOCK)
     key_gradient_kernel(Attention a, const T *queries, const T *keys, Gradients<T> g) {
-    DYNAMIC_SHARED(room);
+    DYNAMIC_SHARED(smem);
     int dim = a.s.head_dim, group = a.s.heads / a.s.kv_heads;
-    Tiles tiles = tiles_of(a, room);
+    Tiles tiles = tiles_of(a, smem);
     int64_t tokens = a.s.tokens, first = (int64_t)blockIdx.x * TILE, kv = blockIdx.y, end = a.r.keys,
             last = smaller(first + TILE, end) - 1, width = (int64_t)a.s.kv_heads * dim;
     int64_t start =
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(BLOCK) attention_decode_kernel(Attention a, in
     SHARED(float, weights, BLOCK);
     SHARED(float, sums, BLOCK / WARP);
     int dim = a.s.head_dim, i = (int)threadIdx.x;
-    int64_t t = blockIdx.x, head = blockIdx.y, apart = (int64_t)a.s.kv_heads * dim;
+    int64_t t = blockIdx.x, head = blockIdx.y, stride = (int64_t)a.s.kv_heads * dim;
     int64_t kv = head / (a.s.heads / a.s.kv_heads) * dim, end = start + t + 1;
     if (i < dim) q[i] = load(qkv, t * a.r.q_row + head * dim + i);
     __syncthreads();
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(BLOCK) attention_decode_kernel(Attention a, in
     for (int64_t chunk = decode_first(a.s, start + t); chunk < end; chunk += BLOCK) {
         int64_t key = chunk + i;
         float score = -INFINITY, x = 0;
-        for (int e = 0; key < end && e < dim; e++) x = FUSED(q[e], load(k_cache, key * apart + kv + e), x);
+        for (int e = 0; key < end && e < dim; e++) x = FUSED(q[e], load(k_cache, key * stride + kv + e), x);
         if (key < end) score = capped(a, a.scale * x);
         float top = fmaxf(most, block_max(score, sums)), shrink = expf(most - top);
         float p = key < end ? expf(score - top) : 0;
@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(BLOCK) attention_decode_kernel(Attention a, in
         o *= shrink;
         int count = (int)smaller(BLOCK, end - chunk);
         for (int j = 0; i < dim && j < count; j++)
-            o = FUSED(weights[j], load(v_cache, (chunk + j) * apart + kv + i), o);
+            o = FUSED(weights[j], load(v_cache, (chunk + j) * stride + kv + i), o);
         __syncthreads();
     }
     if (i < dim) store(out, (t * a.s.heads + head) * dim + i, o / sum);

@@ -25,15 +25,15 @@ template <int D> constexpr int PITCH = D + 8;
 
 /* ---- tiles ---- */
 
-/* Begins the copies of rows at .. at+N-1, which are `apart` elements from each other; zeros
+/* Begins the copies of rows at .. at+N-1, which are `stride` elements from each other; zeros
  * from row `end` on. */
 template <int D, int N>
-INLINE void fetch_tile(const Bf16 *from, int64_t apart, int64_t at, int64_t end, Bf16 *to) {
+INLINE void fetch_tile(const Bf16 *from, int64_t stride, int64_t at, int64_t end, Bf16 *to) {
     constexpr int VECTOR = 8, VECTORS = D / VECTOR;
     for (int e = (int)threadIdx.x; e < N * VECTORS; e += THREADS) {
         int r = e / VECTORS, i = e % VECTORS * VECTOR;
         bool there = at + r < end;
-        copy_async<16>(to + r * PITCH<D> + i, from + (there ? at + r : 0) * apart + i, there);
+        copy_async<16>(to + r * PITCH<D> + i, from + (there ? at + r : 0) * stride + i, there);
     }
 }
 
@@ -85,9 +85,9 @@ template <int M, int D> INLINE void add_weighted(Sums<D> &sums, const Left<M> &w
 template <int D>
 __global__ void __launch_bounds__(THREADS)
     mma_forward_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, Bf16 *out, float *lse) {
-    DYNAMIC_SHARED(room);
+    DYNAMIC_SHARED(smem);
     constexpr int TILE = STEP * PITCH<D>;
-    Bf16 *tiles = (Bf16 *)room; /* keys and values of even steps, then of odd ones */
+    Bf16 *tiles = (Bf16 *)smem; /* keys and values of even steps, then of odd ones */
     /* Blocks of the longest rows start first. */
     int64_t first = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y;
     const Bf16 *k_head = keys + head / (a.s.heads / a.s.kv_heads) * D, *v_head = k_head + a.s.kv_heads * D;
@@ -126,9 +126,9 @@ __global__ void __launch_bounds__(THREADS)
 template <int D>
 __global__ void __launch_bounds__(THREADS)
     mma_query_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, Gradients<Bf16> g) {
-    DYNAMIC_SHARED(room);
+    DYNAMIC_SHARED(smem);
     constexpr int TILE = SHORT_STEP * PITCH<D>;
-    Bf16 *tiles = (Bf16 *)room; /* as in the forward pass */
+    Bf16 *tiles = (Bf16 *)smem; /* as in the forward pass */
     int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y;
     const Bf16 *k_head = keys + head / (a.s.heads / a.s.kv_heads) * D, *v_head = k_head + a.s.kv_heads * D;
     auto fetch = [&](int64_t key, Bf16 *to) {
@@ -178,12 +178,12 @@ __global__ void __launch_bounds__(THREADS)
 template <int D>
 __global__ void __launch_bounds__(THREADS)
     mma_key_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, Gradients<Bf16> g) {
-    DYNAMIC_SHARED(room);
-    constexpr int TILE = SHORT_STEP * PITCH<D>, OWN = ROWS * PITCH<D>;
+    DYNAMIC_SHARED(smem);
+    constexpr int TILE = SHORT_STEP * PITCH<D>, KEYS_TILE = ROWS * PITCH<D>;
     constexpr int SLOT = /* bytes of a step's queries, dout and facts */
         2 * TILE * (int)sizeof(Bf16) + Facts<SHORT_STEP>::BYTES;
-    Bf16 *k = (Bf16 *)room, *v = k + OWN;
-    char *slots = room + 2 * OWN * sizeof(Bf16);
+    Bf16 *k = (Bf16 *)smem, *v = k + KEYS_TILE;
+    char *slots = smem + 2 * KEYS_TILE * sizeof(Bf16);
     int64_t tokens = a.s.tokens, first = (int64_t)blockIdx.x * ROWS, kv = blockIdx.y,
             width = (int64_t)a.s.kv_heads * D;
     auto fetch = [&](Walk w, char *slot) {

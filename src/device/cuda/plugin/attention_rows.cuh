@@ -28,15 +28,15 @@ INLINE int lane_column(void) { return lane() % 4 * 2; }
 
 template <int D> struct Left {
     uint32_t of[D / 16][4];
-    /* Loads rows of a tensor, `apart` elements from each other; zeros from row `end` on. */
-    INLINE void load(const Bf16 *from, int64_t apart, int64_t first, int64_t end) {
+    /* Loads rows of a tensor, `stride` elements from each other; zeros from row `end` on. */
+    INLINE void load(const Bf16 *from, int64_t stride, int64_t first, int64_t end) {
 #pragma unroll
         for (int k = 0; k < D / 16; k++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int64_t row = first + lane_row() + i % 2 * 8;
                 int column = k * 16 + i / 2 * 8 + lane_column();
-                of[k][i] = row < end ? load_pair(from + row * apart + column) : 0;
+                of[k][i] = row < end ? load_pair(from + row * stride + column) : 0;
             }
     }
 };
@@ -54,14 +54,14 @@ template <int N> struct Sums {
         for (int n = 0; n < N / 8; n++)
             of[n][0] *= first, of[n][1] *= first, of[n][2] *= second, of[n][3] *= second;
     }
-    template <typename T> INLINE void write(T *to, int64_t apart, int64_t first, int64_t end) const {
+    template <typename T> INLINE void write(T *to, int64_t stride, int64_t first, int64_t end) const {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int64_t row = first + lane_row() + r * 8;
             if (row >= end) continue;
 #pragma unroll
             for (int n = 0; n < N / 8; n++)
-                put(to + row * apart + n * 8 + lane_column(), of[n][2 * r], of[n][2 * r + 1]);
+                put(to + row * stride + n * 8 + lane_column(), of[n][2 * r], of[n][2 * r + 1]);
         }
     }
     INLINE static void put(float *to, float x, float y) { to[0] = x, to[1] = y; }
@@ -94,7 +94,7 @@ template <int N> INLINE void cap_scores(Attention a, Sums<N> &s) {
  * two queries sees. Positions are below 2^31, as first keys are. */
 struct KeyRange {
     int from, end, start; /* queries from .. end-1; start: the first step of keys that they see */
-    int whole;            /* all of them see keys whole .. from */
+    int full;             /* all of them see every key of full .. from */
     int lowest[2], token[2];
 };
 /* For a block's `rows` queries from `first` on. A row past the last query sees the keys of the last query,
@@ -105,7 +105,7 @@ INLINE KeyRange keys_seen_by(Attention a, int64_t first, int rows, int step) {
     v.end = (int)(a.r.first + smaller(first + rows, a.s.tokens));
     v.from = (int)smaller(a.r.first + first, v.end - 1);
     v.start = lowest(v.from) / step * step;
-    v.whole = lowest(v.end - 1);
+    v.full = lowest(v.end - 1);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         v.token[r] = (int)smaller(v.from + (warp_row() + lane_row()) + r * 8, v.end - 1);
@@ -114,7 +114,7 @@ INLINE KeyRange keys_seen_by(Attention a, int64_t first, int rows, int step) {
     return v;
 }
 /* Whether all queries see all keys of the step that begins at `key`. */
-INLINE bool sees_all(KeyRange v, int key, int step) { return key >= v.whole && key + step - 1 <= v.from; }
+INLINE bool sees_all(KeyRange v, int key, int step) { return key >= v.full && key + step - 1 <= v.from; }
 
 /* Keys of a step that the lane's query r sees: first[r] .. last[r], counted from the start of the step. */
 struct Window {
@@ -220,8 +220,8 @@ template <int N> struct Facts {
     /* The values of columns 8 n + lane_column() and the next. */
     INLINE static const float *pair(const float *facts, int n) { return facts + n * 8 + lane_column(); }
     static constexpr int BYTES = 3 * N * 4;
-    INLINE static Facts in(char *room) {
-        float *f = (float *)room;
+    INLINE static Facts in(char *smem) {
+        float *f = (float *)smem;
         return {f, f + N, (int32_t *)(f + 2 * N)};
     }
     /* Begins the copies for queries from `at` on; zeros past the last query. */

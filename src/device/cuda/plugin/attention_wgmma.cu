@@ -25,18 +25,18 @@ template <int D> constexpr int TILE = STEP *D;
 
 /* ---- tiles and products ---- */
 
-/* Begins the copies of rows at .. at+STEP-1, which are `apart` elements from each other; zeros from row `end`
- * on. A thread copies one column of 16-byte segments. */
+/* Begins the copies of rows at .. at+STEP-1, which are `stride` elements from each other; zeros from row
+ * `end` on. A thread copies one column of 16-byte segments. */
 template <int D>
-INLINE void fetch_panels(const Bf16 *from, int64_t apart, int64_t at, int64_t end, Bf16 *to) {
+INLINE void fetch_panels(const Bf16 *from, int64_t stride, int64_t at, int64_t end, Bf16 *to) {
     constexpr int VECTORS = D / 8, AT_ONCE = THREADS / VECTORS;
     static_assert(AT_ONCE % 8 == 0 && STEP % AT_ONCE == 0, "rows of a thread lie alike in panels");
     int r = (int)threadIdx.x / VECTORS, i = (int)threadIdx.x % VECTORS;
     int there = (int)smaller(end - at, STEP) - r;
-    const Bf16 *row = from + (at + r) * apart + i * 8;
+    const Bf16 *row = from + (at + r) * stride + i * 8;
     to += place_in_panels(STEP, r, i);
 #pragma unroll
-    for (int e = 0; e < STEP; e += AT_ONCE, row += AT_ONCE * apart)
+    for (int e = 0; e < STEP; e += AT_ONCE, row += AT_ONCE * stride)
         copy_async<16>(to + e * PANEL, row, e < there);
 }
 
@@ -83,8 +83,8 @@ template <int LEFT, int N> INLINE void wait_for(Sums<N> &sums) {
 template <int D>
 __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)
     wgmma_forward_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, Bf16 *out, float *lse) {
-    PANELS(room);
-    Bf16 *k = (Bf16 *)room, *v = k + 2 * TILE<D>; /* two slots of each */
+    PANELS(smem);
+    Bf16 *k = (Bf16 *)smem, *v = k + 2 * TILE<D>; /* two slots of each */
     /* Blocks of the longest rows start first. */
     int64_t first = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y;
     const Bf16 *k_head = keys + head / (a.s.heads / a.s.kv_heads) * D, *v_head = k_head + a.s.kv_heads * D;
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)
 template <int D>
 __global__ void __launch_bounds__(THREADS, 2)
     wgmma_query_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, Gradients<Bf16> g) {
-    PANELS(room);
-    Bf16 *k = (Bf16 *)room, *v = k + 3 * TILE<D>; /* three slots of keys, two of values */
+    PANELS(smem);
+    Bf16 *k = (Bf16 *)smem, *v = k + 3 * TILE<D>; /* three slots of keys, two of values */
     int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y;
     const Bf16 *k_head = keys + head / (a.s.heads / a.s.kv_heads) * D, *v_head = k_head + a.s.kv_heads * D;
     KeyRange seen = keys_seen_by(a, first, ROWS, STEP);
@@ -194,9 +194,9 @@ static_assert(Facts<STEP>::BYTES <= 1024, "facts lie behind panels, and panels b
 template <int D>
 __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)
     wgmma_key_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, Gradients<Bf16> g) {
-    PANELS(room);
-    Bf16 *k = (Bf16 *)room, *v = k + TILE<D>;
-    char *slots = room + 2 * TILE<D> * sizeof(Bf16); /* two slots */
+    PANELS(smem);
+    Bf16 *k = (Bf16 *)smem, *v = k + TILE<D>;
+    char *slots = smem + 2 * TILE<D> * sizeof(Bf16); /* two slots */
     int64_t tokens = a.s.tokens, first = (int64_t)blockIdx.x * ROWS, kv = blockIdx.y,
             width = (int64_t)a.s.kv_heads * D;
     auto facts_in = [&](char *slot) { return Facts<STEP>::in(slot + 2 * TILE<D> * sizeof(Bf16)); };

@@ -9,7 +9,8 @@
  * for can be waiting for the caller.
  *
  * Host memory of an upload may be reused at once (device.h, 3), so uploads go through pinned memory of the
- * stream: SEGMENTS of SEGMENT bytes, used in turn. A segment is reused once the copies out of it have run.
+ * stream: SEGMENTS of SEGMENT bytes, used round robin. A segment is reused once the copies out of it have
+ * run.
  *
  * One mutex guards tickets, segments and times of ops, since several threads mark, upload and wait. */
 #include "device/cuda/plugin/backend.h"
@@ -329,7 +330,7 @@ static void copy_rows(Device *d, const CopyRowsArgs *o) {
 }
 
 /* Returns the rest of the current segment, or of the next if it is full, and limits *bytes to it. */
-static char *room_in(Device *d, Pinned *s, cudaStream_t stream, size_t *bytes) {
+static char *pinned_segment(Device *d, Pinned *s, cudaStream_t stream, size_t *bytes) {
     if (s->used == SEGMENT) {
         must(d, "in an upload", cudaEventRecord(s->free[s->current], stream));
         s->current = (s->current + 1) % SEGMENTS;
@@ -346,12 +347,12 @@ static void upload(Device *d, const UploadArgs *o) {
     Backend *b = choose_gpu(d);
     DeviceStream s = b->host->stream();
     pthread_mutex_lock(&b->mutex);
-    for (size_t done = 0, part; done < o->bytes; done += part) {
-        part = o->bytes - done;
-        char *at = room_in(d, &b->pinned[s], b->streams[s], &part);
-        memcpy(at, (const char *)o->host + done, part);
+    for (size_t done = 0, bytes; done < o->bytes; done += bytes) {
+        bytes = o->bytes - done;
+        char *at = pinned_segment(d, &b->pinned[s], b->streams[s], &bytes);
+        memcpy(at, (const char *)o->host + done, bytes);
         called(d, OP_UPLOAD,
-               cudaMemcpyAsync((char *)o->tensor + done, at, part, cudaMemcpyHostToDevice, b->streams[s]));
+               cudaMemcpyAsync((char *)o->tensor + done, at, bytes, cudaMemcpyHostToDevice, b->streams[s]));
     }
     pthread_mutex_unlock(&b->mutex);
 }
@@ -461,7 +462,7 @@ ErrorCode cuda_open_stream(Device *d, DeviceStream s, Error *err) {
     return e == cudaSuccess ? OK : failed(err, ERR_UNAVAILABLE, "streams and pinned memory", e);
 }
 
-/* Also closes a backend that was opened only in part. If an abort of communicators hangs, everything stays:
+/* Also closes a backend whose opening failed. If an abort of communicators hangs, everything stays:
  * the process is about to end. */
 static void close_backend(Device *d) {
     Backend *b = backend_of(d);

@@ -89,7 +89,7 @@ static ErrorCode find_library(Device *d, Communicators **out, Error *err) {
     *out = NULL;
     if (!*w) {
         Communicators *made = calloc(1, sizeof *made);
-        if (!made) return cuda_refuse(err, ERR_MEMORY, "no memory for wires");
+        if (!made) return cuda_refuse(err, ERR_MEMORY, "no memory for communicators");
         ErrorCode code = open_library(&made->nccl, err);
         if (code != OK) {
             free(made);
@@ -135,21 +135,21 @@ static ErrorCode open_communicators(Device *d, const char key[COMMUNICATOR_KEY],
     w->ranks = ranks;
     cuda_choose(d);
     w->trial = d->runtime.take(d, 2 * TRIAL);
-    if (!w->trial) return cuda_refuse(err, ERR_MEMORY, "no memory of the GPU for wires");
+    if (!w->trial) return cuda_refuse(err, ERR_MEMORY, "no memory of the GPU for communicators");
     return failed(w, w->nccl.CommInitRank(&w->all, ranks, held, rank), "joining the ranks", err);
 }
 
 static void begin(Device *d);
-static void send_bytes(Device *d, DeviceStream communicator, int place, const void *data, size_t bytes);
-static void receive_bytes(Device *d, DeviceStream communicator, int place, void *data, size_t bytes);
+static void send_bytes(Device *d, DeviceStream communicator, int rank, const void *data, size_t bytes);
+static void receive_bytes(Device *d, DeviceStream communicator, int rank, void *data, size_t bytes);
 static ErrorCode end(Device *d, Error *err);
 
 /* Sends a message from each rank to each other, so that all are connected. The received bytes are ignored. */
-static ErrorCode try_out(Device *d, DeviceStream communicator, int places, int own, Error *err) {
+static ErrorCode try_out(Device *d, DeviceStream communicator, int ranks, int rank, Error *err) {
     Communicators *w = *cuda_communicators(d);
     begin(d);
-    for (int p = 0; p < places; p++) {
-        if (p == own) continue;
+    for (int p = 0; p < ranks; p++) {
+        if (p == rank) continue;
         send_bytes(d, communicator, p, w->trial, TRIAL);
         receive_bytes(d, communicator, p, w->trial + TRIAL, TRIAL);
     }
@@ -158,49 +158,49 @@ static ErrorCode try_out(Device *d, DeviceStream communicator, int places, int o
     return OK;
 }
 
-static ErrorCode join(Device *d, int colour, int place, int places, DeviceStream *communicator, Error *err) {
+static ErrorCode join(Device *d, int colour, int rank, int ranks, DeviceStream *communicator, Error *err) {
     Communicators *w = *cuda_communicators(d);
-    NcclComm part = NULL;
+    NcclComm split = NULL;
     cuda_choose(d);
     *communicator = ON_COMPUTE;
-    PASS_ON(failed(w, w->nccl.CommSplit(w->all, colour < 0 ? NCCL_NO_COLOUR : colour, place, &part, NULL),
-                   "making a wire", err));
+    PASS_ON(failed(w, w->nccl.CommSplit(w->all, colour < 0 ? NCCL_NO_COLOUR : colour, rank, &split, NULL),
+                   "splitting a communicator", err));
     if (colour < 0) return OK;
     if (w->count == DEVICE_COMMUNICATORS)
-        return cuda_refuse(err, ERR_INTERNAL, "more than %d wires", DEVICE_COMMUNICATORS);
+        return cuda_refuse(err, ERR_INTERNAL, "more than %d communicators", DEVICE_COMMUNICATORS);
     *communicator = (DeviceStream)(ON_COMMUNICATORS + w->count++);
-    w->communicator[*communicator] = part;
+    w->communicator[*communicator] = split;
     PASS_ON(cuda_open_stream(d, *communicator, err));
-    return try_out(d, *communicator, places, place, err);
+    return try_out(d, *communicator, ranks, rank, err);
 }
 
 /* ---- messages ---- */
 
-static void keep(Communicators *w, int error) {
+static void keep_error(Communicators *w, int error) {
     if (w->error == NCCL_OK) w->error = error;
 }
 
 static void begin(Device *d) {
     Communicators *w = *cuda_communicators(d);
     cuda_choose(d);
-    keep(w, w->nccl.GroupStart());
+    keep_error(w, w->nccl.GroupStart());
 }
 
-static void send_bytes(Device *d, DeviceStream communicator, int place, const void *data, size_t bytes) {
+static void send_bytes(Device *d, DeviceStream communicator, int rank, const void *data, size_t bytes) {
     Communicators *w = *cuda_communicators(d);
-    keep(w, w->nccl.Send(data, bytes, NCCL_BYTES, place, w->communicator[communicator],
-                         cuda_stream_of(d, communicator)));
+    keep_error(w, w->nccl.Send(data, bytes, NCCL_BYTES, rank, w->communicator[communicator],
+                               cuda_stream_of(d, communicator)));
 }
 
-static void receive_bytes(Device *d, DeviceStream communicator, int place, void *data, size_t bytes) {
+static void receive_bytes(Device *d, DeviceStream communicator, int rank, void *data, size_t bytes) {
     Communicators *w = *cuda_communicators(d);
-    keep(w, w->nccl.Recv(data, bytes, NCCL_BYTES, place, w->communicator[communicator],
-                         cuda_stream_of(d, communicator)));
+    keep_error(w, w->nccl.Recv(data, bytes, NCCL_BYTES, rank, w->communicator[communicator],
+                               cuda_stream_of(d, communicator)));
 }
 
 static ErrorCode end(Device *d, Error *err) {
     Communicators *w = *cuda_communicators(d);
-    keep(w, w->nccl.GroupEnd());
+    keep_error(w, w->nccl.GroupEnd());
     return failed(w, w->error, "a message", err);
 }
 
@@ -212,9 +212,9 @@ static ErrorCode look(Device *d, Error *err) {
         int error = NCCL_OK;
         if (!w->communicator[ON_COMMUNICATORS + i]) continue;
         w->nccl.CommGetAsyncError(w->communicator[ON_COMMUNICATORS + i], &error);
-        if (error != NCCL_IN_PROGRESS) keep(w, error);
+        if (error != NCCL_IN_PROGRESS) keep_error(w, error);
     }
-    return failed(w, w->error, "a wire", err);
+    return failed(w, w->error, "a communicator", err);
 }
 
 /* Moves all open communicators to `to` [DEVICE_STREAMS + 1]; returns their number. */

@@ -36,7 +36,7 @@ __global__ void fill_kernel(int64_t n, float value, float *out) {
 template <typename T>
 __global__ void scale_kernel(int64_t rows, int64_t width, float factor, const T *in, int64_t ldi, T *out) {
     constexpr int N = AT_ONCE<T>;
-    Place at = place_of<N>(width);
+    PackStart at = pack_start<N>(width);
     if (at.row >= rows) return;
     Pack<T, N> x = load_pack<N>(in + at.row * ldi, at.column, width);
 #pragma unroll
@@ -55,7 +55,7 @@ template <typename T> __global__ void softcap_kernel(int64_t n, float cap, T *x)
 
 template <typename T> __global__ void bias_kernel(int64_t rows, int64_t width, T *y, const float *bias) {
     constexpr int N = AT_ONCE<T>;
-    Place at = place_of<N>(width);
+    PackStart at = pack_start<N>(width);
     if (at.row >= rows) return;
     y += at.row * width;
     Pack<T, N> x = load_pack<N>(y, at.column, width);
@@ -86,7 +86,7 @@ INLINE void activation(Activation f, float z, float *value, float *slope) {
 /* A row of x is the gate, followed by up if `gated`. */
 template <typename T> __global__ void activation_forward_kernel(const ActivationForwardArgs o) {
     constexpr int N = AT_ONCE<T>;
-    Place at = place_of<N>(o.inter);
+    PackStart at = pack_start<N>(o.inter);
     if (at.row >= o.tokens) return;
     const T *x = (const T *)o.x + at.row * (o.gated ? 2 * o.inter : o.inter);
     Pack<T, N> gate = load_pack<N>(x, at.column, o.inter), up = {}, out = {};
@@ -103,13 +103,13 @@ template <typename T> __global__ void activation_forward_kernel(const Activation
 /* dact may be act's memory. */
 template <typename T> __global__ void activation_backward_kernel(const ActivationBackwardArgs o) {
     constexpr int N = AT_ONCE<T>;
-    Place at = place_of<N>(o.inter);
+    PackStart at = pack_start<N>(o.inter);
     if (at.row >= o.tokens) return;
-    int64_t inter = o.inter, wide = at.row * (o.gated ? 2 * inter : inter), own = at.row * inter;
+    int64_t inter = o.inter, wide = at.row * (o.gated ? 2 * inter : inter), narrow = at.row * inter;
     const T *x = (const T *)o.x + wide;
     T *dx = (T *)o.dx + wide;
     Pack<T, N> gate = load_pack<N>(x, at.column, inter), up = {}, dup = {};
-    Pack<T, N> grad = load_pack<N>((const T *)o.dact + own, at.column, inter), out = {};
+    Pack<T, N> grad = load_pack<N>((const T *)o.dact + narrow, at.column, inter), out = {};
     if (o.gated) up = load_pack<N>(x + inter, at.column, inter);
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -121,7 +121,7 @@ template <typename T> __global__ void activation_backward_kernel(const Activatio
     }
     store_pack(dx, at.column, inter, gate);
     if (o.gated) store_pack(dx + inter, at.column, inter, dup);
-    store_pack((T *)o.act + own, at.column, inter, out);
+    store_pack((T *)o.act + narrow, at.column, inter, out);
 }
 
 /* For a gate and its up: the value, and its derivatives with respect to both. */
@@ -171,20 +171,20 @@ __global__ void clamped_backward_kernel(int64_t n, const T *x, const T *dact, T 
 struct Pair {
     float first, second;
 };
-INLINE Pair turn(float a, float b, float cosine, float sine, bool inverse) {
+INLINE Pair rotate(float a, float b, float cosine, float sine, bool inverse) {
     if (inverse) sine = -sine;
     return {a * cosine - b * sine, b * cosine + a * sine};
 }
 
 /* Head `row`, counted over the queries' and keys' heads of all tokens, and the angles of its token (`width`
  * floats for each position). NULLs past the last head. */
-template <typename T> struct Turning {
+template <typename T> struct RotatedHead {
     T *x;
     const float *angles;
 };
 template <typename T>
-INLINE Turning<T> turning_at(AttentionShape s, int width, int64_t row, T *qkv, const int32_t *positions,
-                             const float *cos_sin) {
+INLINE RotatedHead<T> rotated_head(AttentionShape s, int width, int64_t row, T *qkv, const int32_t *positions,
+                                   const float *cos_sin) {
     int64_t heads = s.heads + s.kv_heads, t = row / heads;
     if (t >= s.tokens) return {nullptr, nullptr};
     return {qkv + (t * (heads + s.kv_heads) + row % heads) * s.head_dim,
@@ -197,15 +197,15 @@ template <typename T>
 __global__ void rope_kernel(AttentionShape s, int half, T *qkv, const int32_t *positions,
                             const float *cos_sin, bool inverse) {
     constexpr int N = AT_ONCE<T>;
-    Place at = place_of<N>(half);
-    auto [x, angles] = turning_at(s, 2 * half, at.row, qkv, positions, cos_sin);
+    PackStart at = pack_start<N>(half);
+    auto [x, angles] = rotated_head(s, 2 * half, at.row, qkv, positions, cos_sin);
     if (!x) return;
     Pack<T, N> u = load_pack<N>(x, at.column, half), v = load_pack<N>(x + half, at.column, half);
     Pack<float, N> cosine = load_pack<N>(angles, at.column, half),
                    sine = load_pack<N>(angles + half, at.column, half);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        Pair pair = turn(get(u, i), get(v, i), get(cosine, i), get(sine, i), inverse);
+        Pair pair = rotate(get(u, i), get(v, i), get(cosine, i), get(sine, i), inverse);
         put(u, i, pair.first);
         put(v, i, pair.second);
     }
@@ -215,22 +215,22 @@ __global__ void rope_kernel(AttentionShape s, int half, T *qkv, const int32_t *p
 
 /* The same where pairs are adjacent elements: a pack holds pairs. */
 template <typename T>
-__global__ void rope_neighbours_kernel(AttentionShape s, int turned, T *qkv, const int32_t *positions,
+__global__ void rope_neighbours_kernel(AttentionShape s, int rotated, T *qkv, const int32_t *positions,
                                        const float *cos_sin, bool inverse) {
     constexpr int N = AT_ONCE<T>;
-    Place at = place_of<N>(turned);
-    auto [x, angles] = turning_at(s, turned, at.row, qkv, positions, cos_sin);
+    PackStart at = pack_start<N>(rotated);
+    auto [x, angles] = rotated_head(s, rotated, at.row, qkv, positions, cos_sin);
     if (!x) return;
-    Pack<T, N> here = load_pack<N>(x, at.column, turned);
+    Pack<T, N> here = load_pack<N>(x, at.column, rotated);
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
         int64_t pair = (at.column + i) / 2;
-        if (2 * pair >= turned) break;
-        Pair to = turn(get(here, i), get(here, i + 1), angles[pair], angles[turned / 2 + pair], inverse);
+        if (2 * pair >= rotated) break;
+        Pair to = rotate(get(here, i), get(here, i + 1), angles[pair], angles[rotated / 2 + pair], inverse);
         put(here, i, to.first);
         put(here, i + 1, to.second);
     }
-    store_pack(x, at.column, turned, here);
+    store_pack(x, at.column, rotated, here);
 }
 
 template <typename T>
@@ -238,7 +238,7 @@ __global__ void queries_scale_kernel(AttentionShape s, T *qkv, const int32_t *po
                                      const float *factors) {
     constexpr int N = AT_ONCE<T>;
     int64_t n = (int64_t)s.heads * s.head_dim;
-    Place at = place_of<N>(n);
+    PackStart at = pack_start<N>(n);
     if (at.row >= s.tokens) return;
     T *q = qkv + at.row * (n + 2 * (int64_t)s.kv_heads * s.head_dim);
     Pack<T, N> here = load_pack<N>(q, at.column, n);
@@ -251,9 +251,10 @@ __global__ void queries_scale_kernel(AttentionShape s, T *qkv, const int32_t *po
 /* ---- heads of latent attention ---- */
 
 /* Element i of the rotated part of a head, which begins at x. */
-template <typename T> INLINE float turned(const float *angles, int width, bool inverse, const T *x, int i) {
+template <typename T> INLINE float rotated(const float *angles, int width, bool inverse, const T *x, int i) {
     int pair = i / 2;
-    Pair to = turn(load(x, 2 * pair), load(x, 2 * pair + 1), angles[pair], angles[width / 2 + pair], inverse);
+    Pair to =
+        rotate(load(x, 2 * pair), load(x, 2 * pair + 1), angles[pair], angles[width / 2 + pair], inverse);
     return i % 2 == 0 ? to.first : to.second;
 }
 
@@ -262,7 +263,7 @@ template <typename T> __global__ void latent_forward_kernel(const LatentForwardA
     constexpr int N = AT_ONCE<T>;
     LatentShape s = o.s;
     int dim = s.nope + s.rope, each = s.nope + s.value;
-    Place at = place_of<N>(dim);
+    PackStart at = pack_start<N>(dim);
     int64_t head = at.row % s.heads, which = at.row / s.heads % 3, t = at.row / s.heads / 3;
     if (t >= s.tokens) return;
     const float *angles = o.cos_sin + (int64_t)o.positions[t] * s.rope;
@@ -274,13 +275,13 @@ template <typename T> __global__ void latent_forward_kernel(const LatentForwardA
 #pragma unroll
     for (int i = 0; i < N; i++) {
         int pair = (int)at.column + i - s.nope;
-        if (which < 2 && pair >= 0 && pair < s.rope) put(x, i, turned(angles, s.rope, false, pairs, pair));
+        if (which < 2 && pair >= 0 && pair < s.rope) put(x, i, rotated(angles, s.rope, false, pairs, pair));
     }
     store_pack((T *)o.qkv + at.row * dim, at.column, dim, x);
 }
 
 constexpr int LEVELS = 7; /* 2^6 splits */
-static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
+static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of splits");
 
 /* Element i of the gradient of the shared key: a sum over the heads' keys at `from`. */
 template <typename T> INLINE float common_sum(LatentShape s, const float *angles, const T *from, int i) {
@@ -292,17 +293,17 @@ template <typename T> INLINE float common_sum(LatentShape s, const float *angles
             const T *pair = from + (int64_t)head * dim + s.nope + i / 2 * 2;
             sum[0] += load(pair, 0), sum[1] += load(pair, 1);
         }
-        tree.add(turned(angles + i / 2, s.rope, true, sum, i % 2));
+        tree.add(rotated(angles + i / 2, s.rope, true, sum, i % 2));
     }
     return tree.sum();
 }
 
 /* The work of a token's threads: packs of the gradient of q, head by head; then packs of the gradient of each
  * head's `own` elements; then elements of the gradient of the shared key, each summed over all heads. */
-struct LatentParts {
+struct LatentThreads {
     int64_t queries, own, all;
 };
-template <int N> __host__ __device__ LatentParts latent_parts(LatentShape s) {
+template <int N> __host__ __device__ LatentThreads latent_threads(LatentShape s) {
     int64_t queries = s.heads * (int64_t)((s.nope + s.rope + N - 1) / N),
             own = s.heads * (int64_t)((s.nope + s.value + N - 1) / N);
     return {queries, own, queries + own + s.rope};
@@ -311,26 +312,26 @@ template <int N> __host__ __device__ LatentParts latent_parts(LatentShape s) {
 template <typename T> __global__ void latent_backward_kernel(const LatentBackwardArgs o) {
     constexpr int N = AT_ONCE<T>;
     LatentShape s = o.s;
-    LatentParts parts = latent_parts<N>(s);
-    int64_t t = element() / parts.all, x = element() % parts.all;
+    LatentThreads threads = latent_threads<N>(s);
+    int64_t t = element() / threads.all, x = element() % threads.all;
     if (t >= s.tokens) return;
     int dim = s.nope + s.rope, each = s.nope + s.value;
     int64_t width = (int64_t)s.heads * dim;
     const float *angles = o.cos_sin + (int64_t)o.positions[t] * s.rope;
     const T *from = (const T *)o.dqkv + t * 3 * width;
-    if (x < parts.queries) {
-        int64_t packs = parts.queries / s.heads, head = x / packs, column = x % packs * N;
+    if (x < threads.queries) {
+        int64_t packs = threads.queries / s.heads, head = x / packs, column = x % packs * N;
         const T *query = from + head * dim;
         Pack<T, N> grad = load_pack<N>(query, column, s.nope);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             int pair = (int)column + i - s.nope;
-            if (pair >= 0 && pair < s.rope) put(grad, i, turned(angles, s.rope, true, query + s.nope, pair));
+            if (pair >= 0 && pair < s.rope) put(grad, i, rotated(angles, s.rope, true, query + s.nope, pair));
         }
         store_pack((T *)o.dq + t * s.q_row + head * dim, column, dim, grad);
-    } else if (x < parts.queries + parts.own) {
-        x -= parts.queries;
-        int64_t packs = parts.own / s.heads, head = x / packs, column = x % packs * N;
+    } else if (x < threads.queries + threads.own) {
+        x -= threads.queries;
+        int64_t packs = threads.own / s.heads, head = x / packs, column = x % packs * N;
         const T *key = from + width + head * dim, *value = from + 2 * width + head * dim;
         Pack<T, N> grad = {};
         if (column >= s.nope)
@@ -345,7 +346,7 @@ template <typename T> __global__ void latent_backward_kernel(const LatentBackwar
         }
         store_pack((T *)o.down + (t * s.heads + head) * each, column, each, grad);
     } else {
-        int i = (int)(x - parts.queries - parts.own);
+        int i = (int)(x - threads.queries - threads.own);
         float sum = common_sum(s, angles, from + width, i);
         if (s.partial)
             store((float *)o.dkey, t * s.key_row + i, sum);
@@ -457,7 +458,7 @@ void latent_forward(Device *d, const LatentForwardArgs *o) {
 void latent_backward(Device *d, const LatentBackwardArgs *o) {
     if (o->s.tokens * o->s.heads == 0) return;
     BY_DTYPE(o->c, T, auto kernel = latent_backward_kernel<T>;
-             int64_t threads = o->s.tokens * latent_parts<AT_ONCE<T>>(o->s).all;
+             int64_t threads = o->s.tokens * latent_threads<AT_ONCE<T>>(o->s).all;
              LAUNCH(d, OP_LATENT_BACKWARD, kernel, blocks_of(threads, BLOCK), BLOCK, 0, *o));
 }
 

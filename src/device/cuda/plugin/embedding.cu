@@ -11,7 +11,7 @@ INLINE int64_t row_here(EmbedRows rows, int32_t id) {
 
 template <typename T> __global__ void embed_forward_kernel(const EmbedForwardArgs o) {
     constexpr int N = AT_ONCE<T>;
-    Place at = place_of<N>(o.hidden);
+    PackStart at = pack_start<N>(o.hidden);
     if (at.row >= o.tokens) return;
     int64_t row = row_here(o.rows, o.ids[at.row]);
     T *out = (T *)o.out + at.row * o.hidden;
@@ -99,9 +99,9 @@ template <typename T> __global__ void embed_backward_kernel(const EmbedBackwardA
     const T *dout = (const T *)o.dout;
     float *row = o.dtable + row_here(o.rows, id) * o.hidden;
     Pack<float, N> sum = load_pack<N>(row, column, o.hidden);
-    int turn = 0;
-    for (int64_t start = first; start < o.tokens; start += STEP, turn ^= WARP) {
-        Matches m = matches_of(o.ids, start, o.tokens, id, votes + turn);
+    int buffer = 0;
+    for (int64_t start = first; start < o.tokens; start += STEP, buffer ^= WARP) {
+        Matches m = matches_of(o.ids, start, o.tokens, id, votes + buffer);
         while (column < o.hidden && (m.words | m.left) != 0) {
             int next[AHEAD];
             Pack<T, N> x[AHEAD];

@@ -22,15 +22,15 @@ INLINE uint64_t order_of(float logit, int expert) {
 }
 INLINE int expert_of(uint64_t order) { return (int)(0xffffffffu - (uint32_t)order); }
 
-INLINE uint64_t block_most(uint64_t x, uint64_t *room) {
-    for (int apart = WARP / 2; apart > 0; apart /= 2) {
-        uint64_t other = __shfl_xor_sync(0xffffffffu, x, apart);
+INLINE uint64_t block_most(uint64_t x, uint64_t *smem) {
+    for (int offset = WARP / 2; offset > 0; offset /= 2) {
+        uint64_t other = __shfl_xor_sync(0xffffffffu, x, offset);
         if (other > x) x = other;
     }
-    if (lane() == 0) room[threadIdx.x / WARP] = x;
+    if (lane() == 0) smem[threadIdx.x / WARP] = x;
     __syncthreads();
     for (int i = 0; i < BLOCK / WARP; i++)
-        if (room[i] > x) x = room[i];
+        if (smem[i] > x) x = smem[i];
     __syncthreads();
     return x;
 }
@@ -96,11 +96,11 @@ INLINE float sigmoid(float x) { return (float)(1 / (1 + exp(-(double)x))); }
  * logits, whose order is that of scores (but for unequal logits with equal scores), or by scores where
  * sigmoids meet a bias or groups. */
 __global__ void __launch_bounds__(BLOCK) route_kernel(RouteShape s, Routes r) {
-    DYNAMIC_SHARED(room);
+    DYNAMIC_SHARED(smem);
     SHARED(uint64_t, orders, BLOCK / WARP);
     SHARED(float, maxima, BLOCK / WARP);
     SHARED(double, sums, BLOCK / WARP);
-    int32_t *found = (int32_t *)room;
+    int32_t *found = (int32_t *)smem;
     float *group_keys = (float *)(found + s.chosen);
     unsigned char *taken = (unsigned char *)(group_keys + (s.groups > 1 ? s.groups : 0));
     int64_t t = blockIdx.x;
@@ -132,9 +132,9 @@ __global__ void __launch_bounds__(BLOCK) route_kernel(RouteShape s, Routes r) {
     for (int e = (int)threadIdx.x; e < s.experts && s.sigmoid && !first; e += BLOCK)
         scores[e] = sigmoid(scores[e]);
     __syncthreads();
-    double whole = s.normalise ? chosen_sum(s, scores, chosen) : 1;
+    double sum = s.normalise ? chosen_sum(s, scores, chosen) : 1;
     for (int i = (int)threadIdx.x; i < s.chosen; i += BLOCK)
-        r.weights[t * s.chosen + i] = (float)(factor_of(s) * (double)scores[chosen[i]] / whole);
+        r.weights[t * s.chosen + i] = (float)(factor_of(s) * (double)scores[chosen[i]] / sum);
 }
 
 /* first[e + 1] = the number of assignments to expert e, which is the block's. */
@@ -182,9 +182,9 @@ void route(Device *d, const RouteArgs *o) {
     int64_t assignments = o->s.tokens * o->s.chosen;
     if (o->s.experts > EXPERTS_MAX)
         cuda_fatal(d, "route: %d experts; at most %d are done", o->s.experts, EXPERTS_MAX);
-    size_t room = (size_t)o->s.chosen * sizeof(int32_t) + (size_t)o->s.experts +
-                  (o->s.groups > 1 ? (size_t)o->s.groups * sizeof(float) : 0);
-    if (o->s.tokens > 0) LAUNCH(d, OP_ROUTE, route_kernel, o->s.tokens, BLOCK, room, o->s, o->r);
+    size_t bytes = (size_t)o->s.chosen * sizeof(int32_t) + (size_t)o->s.experts +
+                   (o->s.groups > 1 ? (size_t)o->s.groups * sizeof(float) : 0);
+    if (o->s.tokens > 0) LAUNCH(d, OP_ROUTE, route_kernel, o->s.tokens, BLOCK, bytes, o->s, o->r);
     LAUNCH(d, OP_ROUTE, count_assignments_kernel, o->s.experts, BLOCK, 0, assignments, o->r);
     LAUNCH(d, OP_ROUTE, first_rows_kernel, 1, 1, 0, o->s.experts, o->r, o->counts);
     LAUNCH(d, OP_ROUTE, order_rows_kernel, o->s.experts, BLOCK, 0, assignments, o->s.chosen, o->r);
@@ -192,7 +192,7 @@ void route(Device *d, const RouteArgs *o) {
 
 /* ---- backward ---- */
 
-constexpr int TOKENS = 32; /* of a block; its warps take them in turn */
+constexpr int TOKENS = 32; /* of a block; its warps take them round robin */
 
 /* A thread has an assignment. */
 __global__ void route_count_kernel(RouteShape s, const int32_t *chosen, int64_t *counts) {
@@ -286,7 +286,7 @@ struct Sums {
         for (int r = 0; r < EACH; r++)
             for (int c = 0; c < EACH; c++) of[r][c] = 0;
     }
-    /* From [term][row] and [term][column]. */
+    /* From [k][row] and [k][column]. */
     INLINE void add(const float *left, const float *right, int x, int y) {
         for (int p = 0; p < DEPTH; p++)
 #pragma unroll
@@ -298,21 +298,20 @@ struct Sums {
     }
 };
 
-/* An operand of a product: vectors along the inner dimension, `step` elements apart. The terms of a vector
- * are `apart` elements from each other. */
+/* An operand of a product: vectors along the inner dimension K, `step` elements apart. Adjacent elements of a
+ * vector are `stride` elements from each other. */
 template <typename T> struct Vectors {
     const T *at;
-    int64_t count, step, apart;
+    int64_t count, step, stride;
 };
-/* Loads DEPTH terms from `term` on, of `terms`, of TILE vectors from `first` on: [term][vector], zeros past
- * both ends. */
-template <typename T>
-INLINE void load_terms(Vectors<T> of, int64_t first, int64_t term, int64_t terms, float *to) {
+/* Loads elements k .. k + DEPTH - 1 of TILE vectors from `first` on, of vectors of `end` elements:
+ * [k][vector], zeros past both ends. */
+template <typename T> INLINE void load_tile(Vectors<T> of, int64_t first, int64_t k, int64_t end, float *to) {
     for (int e = (int)threadIdx.x; e < TILE * DEPTH; e += BLOCK) {
         /* Adjacent threads read adjacent elements in either layout. */
-        int v = of.apart == 1 ? e / DEPTH : e % TILE, p = of.apart == 1 ? e % DEPTH : e / TILE;
-        bool there = first + v < of.count && term + p < terms;
-        to[p * PITCH + v] = there ? load(of.at, (first + v) * of.step + (term + p) * of.apart) : 0;
+        int v = of.stride == 1 ? e / DEPTH : e % TILE, p = of.stride == 1 ? e % DEPTH : e / TILE;
+        bool there = first + v < of.count && k + p < end;
+        to[p * PITCH + v] = there ? load(of.at, (first + v) * of.step + (k + p) * of.stride) : 0;
     }
 }
 
@@ -348,8 +347,8 @@ __global__ void __launch_bounds__(BLOCK) grouped_gemm_kernel(const GroupedGemmAr
         int64_t first = end + o.splits.run[r].skip;
         end = first + o.splits.run[r].length;
         for (int64_t p = first; p < end; p += DEPTH) {
-            load_terms(a, tile.row, p, end, left);
-            load_terms(b, column, p, end, right);
+            load_tile(a, tile.row, p, end, left);
+            load_tile(b, column, p, end, right);
             __syncthreads();
             sums.add(left, right, x, y);
             __syncthreads();
@@ -378,8 +377,8 @@ __global__ void __launch_bounds__(BLOCK) grouped_gemm_wgrad_kernel(const Grouped
     Sums sums;
     sums.clear();
     for (int64_t p = o.e.first[expert]; p < end; p += DEPTH) {
-        load_terms(a, first_row, p, end, left);
-        load_terms(b, column, p, end, right);
+        load_tile(a, first_row, p, end, left);
+        load_tile(b, column, p, end, right);
         __syncthreads();
         sums.add(left, right, x, y);
         __syncthreads();
@@ -396,17 +395,17 @@ __global__ void __launch_bounds__(BLOCK) grouped_gemm_wgrad_kernel(const Grouped
 }
 
 void grouped_gemm(Device *d, const GroupedGemmArgs *o) {
-    GroupedGemmArgs whole = *o; /* with a run, if o has none */
-    if (o->splits.runs == 0) whole.splits.runs = 1, whole.splits.run[0] = {o->k, o->k, 0};
+    GroupedGemmArgs args = *o; /* with a run, if o has none */
+    if (o->splits.runs == 0) args.splits.runs = 1, args.splits.run[0] = {o->k, o->k, 0};
     if (d->profiling)
         d->profile[OP_GROUPED_GEMM].flops +=
-            2.0 * (double)o->e.rows * (double)o->n * (double)split_length(whole.splits);
+            2.0 * (double)o->e.rows * (double)o->n * (double)split_length(args.splits);
     if (o->e.rows == 0 || o->n == 0) return;
     /* Each expert may have one partial tile. */
     Grid grid(o->e.rows / TILE + o->e.experts, blocks_of(o->n, TILE));
     BY_DTYPE(o->ab_type, T,
              BY_DTYPE(o->c_type, C, auto kernel = grouped_gemm_kernel<T, C>;
-                      LAUNCH(d, OP_GROUPED_GEMM, kernel, grid, BLOCK, 0, whole)));
+                      LAUNCH(d, OP_GROUPED_GEMM, kernel, grid, BLOCK, 0, args)));
 }
 
 /* A sum is one chain over an expert's rows, whatever the tile, sliced or not. */
@@ -424,7 +423,7 @@ void grouped_gemm_wgrad(Device *d, const GroupedGemmWgradArgs *o) {
 template <typename T> __global__ void __launch_bounds__(BLOCK) combine_kernel(const CombineArgs o) {
     constexpr int N = AT_ONCE<T>;
     int64_t hidden = o.hidden;
-    Place at = place_of<N>(hidden);
+    PackStart at = pack_start<N>(hidden);
     if (at.row >= o.s.tokens) return;
     const T *rows = (const T *)o.rows;
     T *y = (T *)o.y + at.row * hidden;
@@ -451,7 +450,7 @@ void combine(Device *d, const CombineArgs *o) {
 }
 
 constexpr int LEVELS = 7; /* 2^6 splits */
-static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
+static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of splits");
 
 /* A block has an assignment, and takes its splits one after another. Each thread writes only packs
  * that it read itself. */
@@ -493,7 +492,7 @@ void combine_backward(Device *d, const CombineBackwardArgs *o) {
 template <typename T> __global__ void permute_kernel(const PermuteArgs o) {
     constexpr int N = AT_ONCE<T>;
     int64_t hidden = o.hidden;
-    Place at = place_of<N>(hidden);
+    PackStart at = pack_start<N>(hidden);
     if (at.row >= o.s.tokens * o.s.chosen) return;
     Pack<T, N> here = load_pack<N>((const T *)o.x + at.row / o.s.chosen * hidden, at.column, hidden);
     float weight = o.r.weights[at.row];
@@ -557,7 +556,7 @@ INLINE int expert_of_row(ExpertRows e, int64_t row) {
 
 template <typename T> __global__ void experts_bias_kernel(ExpertRows e, int64_t n, T *y, const float *bias) {
     constexpr int N = AT_ONCE<T>;
-    Place at = place_of<N>(n);
+    PackStart at = pack_start<N>(n);
     if (at.row >= e.first[e.experts]) return;
     y += at.row * n;
     Pack<T, N> x = load_pack<N>(y, at.column, n);
@@ -586,7 +585,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS)
     experts_bias_sums_kernel(RouteShape s, Routes r, int64_t n, const T *dy, bool weighed, float *dbias) {
     constexpr int N = AT_ONCE<T>;
-    SHARED(float, room, COLUMN_ROOM<T>);
+    SHARED(float, smem, COLUMN_SMEM<T>);
     int e = (int)blockIdx.x;
     int64_t column = first_column<T>(), end = r.first[e + 1];
     float sum[N] = {};
@@ -596,7 +595,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < N; i++) sum[i] = FUSED(get(grad, i), weight, sum[i]);
     }
-    add_to_columns<T>(sum, n, room, dbias + e * n);
+    add_to_columns<T>(sum, n, smem, dbias + e * n);
 }
 
 /* A warp has an assignment: dweights += dy . bias of its expert. */

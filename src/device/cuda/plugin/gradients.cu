@@ -2,7 +2,7 @@
  *
  * Exact sums use only integers. A number is m 2^e with m < 2^24, so m or m^2 is an integer below 2^48. In a
  * segment of 4096 elements, those whose exponents are within REACH of the largest are added as integers of
- * 48 + 2 REACH + 12 = 120 bits; smaller ones are added in another round, with their own largest exponent.
+ * 48 + 2 REACH + 12 = 120 bits; smaller ones are added in another pass, with their own largest exponent.
  * Each such sum is added to the few limbs of an ExactSum that it covers. Integer addition gives the same
  * result in any order. */
 #include "device/cuda/plugin/packs.cuh"
@@ -10,7 +10,7 @@
 namespace {
 
 constexpr int FOUR = AT_ONCE<float>, EACH = 16 /* elements of a thread in a segment, in packs of FOUR */;
-constexpr int PIECE = EACH * BLOCK, PIECES = 8 /* segments of a block */, REACH = 30;
+constexpr int SEGMENT = EACH * BLOCK, SEGMENTS = 8 /* segments of a block */, REACH = 30;
 constexpr int LOWEST = -1088; /* limb 0 of an ExactSum counts units of 2^LOWEST */
 
 /* 128 bits, two's complement. */
@@ -23,8 +23,8 @@ struct Wide {
     }
     INLINE Wide negative(void) const { return {~low + 1, ~high + (low == 0)}; }
 };
-INLINE Wide __shfl_xor_sync(unsigned mask, Wide x, int apart) {
-    return {::__shfl_xor_sync(mask, x.low, apart), ::__shfl_xor_sync(mask, x.high, apart)};
+INLINE Wide __shfl_xor_sync(unsigned mask, Wide x, int offset) {
+    return {::__shfl_xor_sync(mask, x.low, offset), ::__shfl_xor_sync(mask, x.high, offset)};
 }
 
 /* The exponent field of x: 1 for subnormal numbers, 0 for zero. */
@@ -34,11 +34,11 @@ INLINE int exponent_of(float x) {
 }
 
 /* |x|, or x^2, whose exponent is `low + up`, in units of exponent `low`; |x| is given the sign of x. */
-INLINE Wide term_of(float x, bool square, int up) {
+INLINE Wide wide_of(float x, bool square, int up) {
     uint32_t u = __float_as_uint(x), digits = (u & 0x7fffff) | ((u & 0x7f800000) ? 0x800000 : 0);
-    uint64_t whole = square ? (uint64_t)digits * digits : digits;
+    uint64_t integer = square ? (uint64_t)digits * digits : digits;
     int shift = square ? 2 * up : up;
-    Wide w = {whole << shift, shift ? whole >> (64 - shift) : 0};
+    Wide w = {integer << shift, shift ? integer >> (64 - shift) : 0};
     return !square && u >> 31 ? w.negative() : w;
 }
 
@@ -46,31 +46,32 @@ INLINE Wide term_of(float x, bool square, int up) {
 INLINE void add_to_limbs(int64_t *limbs, Wide sum, int exponent) {
     bool minus = sum.high >> 63;
     if (minus) sum = sum.negative();
-    int place = exponent - LOWEST, shift = place & 31;
+    int bit = exponent - LOWEST, shift = bit & 31;
     uint32_t word[5] = {(uint32_t)sum.low, (uint32_t)(sum.low >> 32), (uint32_t)sum.high,
                         (uint32_t)(sum.high >> 32), 0};
     uint32_t before = 0;
     for (int i = 0; i < 5; i++) {
-        int64_t part = (int64_t)(uint32_t)(((uint64_t)word[i] << 32 | before) >> (32 - shift));
+        int64_t digits = (int64_t)(uint32_t)(((uint64_t)word[i] << 32 | before) >> (32 - shift));
         before = word[i];
-        atomicAdd((unsigned long long *)&limbs[(place >> 5) + i], (unsigned long long)(minus ? -part : part));
+        atomicAdd((unsigned long long *)&limbs[(bit >> 5) + i],
+                  (unsigned long long)(minus ? -digits : digits));
     }
 }
 
-struct Rooms {
+struct SumBuffers {
     float *most;
     Wide *sums;
 };
 
 /* The index of this thread's element i, in a segment that begins at `first`. A thread has packs,
  * BLOCK packs apart. */
-INLINE int64_t place_in_piece(int64_t first, int i) {
+INLINE int64_t segment_index(int64_t first, int i) {
     return first + (i / FOUR * BLOCK + (int64_t)threadIdx.x) * FOUR + i % FOUR;
 }
-INLINE void load_piece(const float *p, int64_t first, int64_t n, float x[EACH]) {
+INLINE void load_segment(const float *p, int64_t first, int64_t n, float x[EACH]) {
 #pragma unroll
     for (int i = 0; i < EACH; i += FOUR) {
-        Pack<float, FOUR> here = load_pack<FOUR>(p, place_in_piece(first, i), n);
+        Pack<float, FOUR> here = load_pack<FOUR>(p, segment_index(first, i), n);
 #pragma unroll
         for (int k = 0; k < FOUR; k++) x[i + k] = get(here, k);
     }
@@ -89,18 +90,18 @@ INLINE int top_exponent(const float x[EACH], int above) {
 
 /* Adds a segment to limbs, in shared memory. x: this thread's EACH elements, finite, with 0 for
  * those to be left out. */
-INLINE void add_piece(const float x[EACH], bool square, int64_t *limbs, Rooms room) {
+INLINE void add_segment(const float x[EACH], bool square, int64_t *limbs, SumBuffers buffers) {
     int above = 256; /* elements with this exponent or a larger one have been added */
     for (;;) {
-        int top = (int)block_max((float)top_exponent(x, above), room.most);
+        int top = (int)block_max((float)top_exponent(x, above), buffers.most);
         if (top == 0) return;
         int low = top - REACH;
         Wide sum = {0, 0};
         for (int i = 0; i < EACH; i++) {
             int e = exponent_of(x[i]);
-            if (e > 0 && e < above && e >= low) sum += term_of(x[i], square, e - low);
+            if (e > 0 && e < above && e >= low) sum += wide_of(x[i], square, e - low);
         }
-        sum = block_sum(sum, room.sums);
+        sum = block_sum(sum, buffers.sums);
         if (threadIdx.x == 0) add_to_limbs(limbs, sum, square ? 2 * (low - 150) : low - 150);
         above = low;
     }
@@ -141,11 +142,11 @@ INLINE void note_nonfinite(GradStats *out, int64_t at) {
  * Returns the largest. */
 INLINE float load_magnitudes(int64_t n, const float *g, int64_t first, GradStats *out, float x[EACH]) {
     float most = 0;
-    load_piece(g, first, n, x);
+    load_segment(g, first, n, x);
     for (int i = 0; i < EACH; i++) {
         x[i] = fabsf(x[i]);
         if (!(x[i] < INFINITY)) {
-            note_nonfinite(out, place_in_piece(first, i));
+            note_nonfinite(out, segment_index(first, i));
             x[i] = 0;
         }
         most = fmaxf(most, x[i]);
@@ -154,10 +155,10 @@ INLINE float load_magnitudes(int64_t n, const float *g, int64_t first, GradStats
 }
 
 /* Sums elements with exponents low + 1 .. low + REACH as one integer for each lane of a warp, segment after
- * segment. It takes 48 + 2 REACH bits, 7 for a lane's PIECES * EACH elements, and 5 for lanes. Warps do not
+ * segment. It takes 48 + 2 REACH bits, 7 for a lane's SEGMENTS * EACH elements, and 5 for lanes. Warps do not
  * wait for each other. low is NOTHING until something has been added. */
 constexpr int NOTHING = -REACH - 1, ABOVE = 4 /* exponents kept free above those of the first segment */;
-static_assert(PIECES * EACH <= 1 << 7 && 48 + 2 * REACH + 7 + 5 < 128, "a warp's sum has 128 bits");
+static_assert(SEGMENTS * EACH <= 1 << 7 && 48 + 2 * REACH + 7 + 5 < 128, "a warp's sum has 128 bits");
 struct Window {
     int low = NOTHING;
     Wide sum = {0, 0};
@@ -178,8 +179,8 @@ struct Window {
             uint32_t u = __float_as_uint(x[i]), field = u >> 23, normal = field ? 1 : 0,
                      digits = (u & 0x7fffff) | normal << 23;
             int e = (int)(field + 1 - normal), shift = (e - low) * (square ? 2 : 1);
-            uint64_t whole = (uint64_t)digits * (square ? digits : 1);
-            if (e > low && e < above) sum += {whole << shift, whole >> (64 - shift)};
+            uint64_t integer = (uint64_t)digits * (square ? digits : 1);
+            if (e > low && e < above) sum += {integer << shift, integer >> (64 - shift)};
             left = left || (e <= low && u != 0);
         }
         return __ballot_sync(0xffffffffu, left) != 0;
@@ -213,8 +214,8 @@ __global__ void __launch_bounds__(BLOCK)
     __syncthreads();
     float most = 0, x[EACH];
     Window window;
-    for (int piece = 0; piece < PIECES; piece++) {
-        int64_t first = ((int64_t)blockIdx.x * PIECES + piece) * PIECE;
+    for (int segment = 0; segment < SEGMENTS; segment++) {
+        int64_t first = ((int64_t)blockIdx.x * SEGMENTS + segment) * SEGMENT;
         if (first >= n) break;
         float here = load_magnitudes(n, g, first, out, x);
         most = fmaxf(most, here);
@@ -244,7 +245,7 @@ void grad_stats(Device *d, const GradStatsArgs *o) {
     Power power = o->p == 1 ? POWER_ONE : o->p == 2 ? POWER_TWO : POWER_NONE;
     LAUNCH(d, OP_GRAD_STATS, stats_start_kernel, 1, 3 * WARP, 0, o->out);
     if (o->n == 0) return;
-    LAUNCH(d, OP_GRAD_STATS, stats_kernel, blocks_of(o->n, PIECES * PIECE), BLOCK, 0, o->n, o->g, power,
+    LAUNCH(d, OP_GRAD_STATS, stats_kernel, blocks_of(o->n, SEGMENTS * SEGMENT), BLOCK, 0, o->n, o->g, power,
            o->out);
     LAUNCH(d, OP_GRAD_STATS, stats_end_kernel, 1, 3 * WARP, 0, o->out);
 }
@@ -261,11 +262,11 @@ __global__ void __launch_bounds__(BLOCK) loss_sum_kernel(int64_t n, const float 
     __syncthreads();
     int bad = 0;
     float x[EACH];
-    for (int64_t first = 0; first < n; first += PIECE) {
-        load_piece(losses, first, n, x);
+    for (int64_t first = 0; first < n; first += SEGMENT) {
+        load_segment(losses, first, n, x);
         for (int i = 0; i < EACH; i++)
             if (!(fabsf(x[i]) < INFINITY)) x[i] = 0, bad++;
-        add_piece(x, false, limbs, {maxima, sums});
+        add_segment(x, false, limbs, {maxima, sums});
     }
     bad = block_sum(bad, counts);
     if (threadIdx.x == 0) {
@@ -308,8 +309,8 @@ __global__ void fixed_add_kernel(int64_t n, const float *g, int64_t *acc, bool s
             atomicAdd((unsigned long long *)&refused->count, 1ull);
             atomicMin((unsigned long long *)&refused->first, (unsigned long long)(INT64_MIN + first + i));
         }
-        int64_t term = good ? __double2ll_rn(x * (double)(INT64_C(1) << FIXED_SHIFT)) : 0;
-        put(sums, i, get(sums, i) + term);
+        int64_t fixed = good ? __double2ll_rn(x * (double)(INT64_C(1) << FIXED_SHIFT)) : 0;
+        put(sums, i, get(sums, i) + fixed);
     }
     store_pack(acc, first, n, sums);
 }

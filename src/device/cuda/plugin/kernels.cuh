@@ -93,39 +93,40 @@ INLINE int lane(void) { return (int)(threadIdx.x % WARP); }
 
 /* Reductions over `lanes` adjacent lanes (a power of two), by a fixed butterfly; each gets the result. */
 template <typename T> INLINE T lanes_sum(T x, int lanes) {
-    for (int apart = lanes / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(0xffffffffu, x, apart);
+    for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
 }
 INLINE float lanes_max(float x, int lanes) {
-    for (int apart = lanes / 2; apart > 0; apart /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, apart));
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
     return x;
 }
 
-/* Reductions over a block of BLOCK threads; each gets the result. `room` is shared memory for BLOCK / WARP
+/* Reductions over a block of BLOCK threads; each gets the result. `smem` is shared memory for BLOCK / WARP
  * values, and may be reused when this returns. */
-template <typename T> INLINE T block_sum(T x, T *room) {
+template <typename T> INLINE T block_sum(T x, T *smem) {
     x = lanes_sum(x, WARP);
-    if (lane() == 0) room[threadIdx.x / WARP] = x;
+    if (lane() == 0) smem[threadIdx.x / WARP] = x;
     __syncthreads();
-    T sum = room[0];
-    for (int i = 1; i < BLOCK / WARP; i++) sum += room[i];
+    T sum = smem[0];
+    for (int i = 1; i < BLOCK / WARP; i++) sum += smem[i];
     __syncthreads();
     return sum;
 }
-INLINE float block_max(float x, float *room) {
+INLINE float block_max(float x, float *smem) {
     x = lanes_max(x, WARP);
-    if (lane() == 0) room[threadIdx.x / WARP] = x;
+    if (lane() == 0) smem[threadIdx.x / WARP] = x;
     __syncthreads();
-    float most = room[0];
-    for (int i = 1; i < BLOCK / WARP; i++) most = fmaxf(most, room[i]);
+    float most = smem[0];
+    for (int i = 1; i < BLOCK / WARP; i++) most = fmaxf(most, smem[i]);
     __syncthreads();
     return most;
 }
 
 /* ---- the canonical tree ---- */
 
-/* Sums in the tree of base/tree.h, of terms that come one after another. As in a binary counter, a finished
- * block is added to the one before it as soon as both have one size. There may be fewer than 2^LEVELS terms.
+/* Sums in the tree of base/tree.h, of values that come one after another. As in a binary counter, a finished
+ * block is added to the one before it as soon as both have one size. Fewer than 2^LEVELS values fit.
  * Indices are constants after unrolling, so that all of it stays in registers. */
 template <typename T, int LEVELS> struct Tree {
     T level[LEVELS];

@@ -1,14 +1,15 @@
-/* Cross-entropy, and the records by which ranks with other parts of the vocabulary share it (vocab parallel).
+/* Cross-entropy, and the records by which ranks with other shards of the vocabulary share it (vocab
+ * parallel).
  *
- * A block has a row. Exponentials are computed in fp32 and added in double. Thread i has packs (packs.cuh) i,
- * i + BLOCK, ... of a split, and the threads' sums are added in a fixed order. So the bits of a record depend
- * only on its split, whichever of the two ops makes it. */
+ * A block has a row. Exponentials are computed in fp32 and added in double. Thread i has packs (packs.cuh)
+ * i, i + BLOCK, ... of a split, and the threads' sums are added in a fixed order. So the bits of a record
+ * depend only on its split, whichever of the two ops makes it. */
 #include "device/cuda/plugin/packs.cuh"
 
 namespace {
 
 constexpr int LEVELS = 7; /* 2^6 splits */
-static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
+static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of splits");
 
 /* The record of n logits; every thread gets it. A NaN makes the sum NaN. */
 template <typename T>
@@ -47,29 +48,29 @@ __global__ void __launch_bounds__(BLOCK)
     if (threadIdx.x == 0) records[blockIdx.y * rows + row] = r;
 }
 
-/* What the gradient of a row needs, computed from the records of all splits, which are `apart` records from
- * each other. share: the factor of the softmax that comes from the z-loss; 1 without it. */
+/* What the gradient of a row needs, computed from the records of all splits, which are `stride` records from
+ * each other. factor: that of the softmax that comes from the z-loss; 1 without it. */
 struct RowLoss {
     float max, loss, z_loss;
-    double sum, share;
+    double sum, factor;
 };
 
-INLINE RowLoss loss_of(const LossRecord *records, int64_t apart, int count, int64_t target_split, float z) {
+INLINE RowLoss loss_of(const LossRecord *records, int64_t stride, int count, int64_t target_split, float z) {
     float most = -INFINITY;
-    for (int i = 0; i < count; i++) most = fmaxf(most, records[i * apart].max);
+    for (int i = 0; i < count; i++) most = fmaxf(most, records[i * stride].max);
     Tree<double, LEVELS> tree;
     for (int i = 0; i < count; i++)
-        tree.add(records[i * apart].sum * exp((double)records[i * apart].max - (double)most));
-    double sum = tree.sum(), whole = (double)most + log(sum);
-    return {most, (float)(whole - (double)records[target_split * apart].target),
-            (float)((double)z * whole * whole), sum, 1 + 2 * (double)z * whole};
+        tree.add(records[i * stride].sum * exp((double)records[i * stride].max - (double)most));
+    double sum = tree.sum(), lse = (double)most + log(sum);
+    return {most, (float)(lse - (double)records[target_split * stride].target),
+            (float)((double)z * lse * lse), sum, 1 + 2 * (double)z * lse};
 }
 
 /* The gradient is the exponentials times factor_of, except at the target, whose probability may be nearly 1:
  * there the difference is computed in double. */
-INLINE float factor_of(RowLoss row, float scale) { return (float)((double)scale * row.share / row.sum); }
+INLINE float factor_of(RowLoss row, float scale) { return (float)((double)scale * row.factor / row.sum); }
 INLINE float target_gradient(float l, RowLoss row, float scale) {
-    return (float)((exp((double)l - (double)row.max) / row.sum * row.share - 1) * (double)scale);
+    return (float)((exp((double)l - (double)row.max) / row.sum * row.factor - 1) * (double)scale);
 }
 
 /* dx may be x: all threads have read what the row's loss needs before the first write. */
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(BLOCK)
     cross_entropy_kernel(const CrossEntropyArgs o, int64_t split_size, int count) {
     SHARED(float, maxima, BLOCK / WARP);
     SHARED(double, sums, BLOCK / WARP);
-    SHARED(LossRecord, own, SPLITS_MAX);
+    SHARED(LossRecord, made, SPLITS_MAX);
     int64_t row = blockIdx.x, rows = gridDim.x, vocab = o.vocab, target = o.targets[row];
     VocabSplit splits = o.splits;
     const T *x = (const T *)o.logits + row * vocab;
@@ -123,23 +124,23 @@ __global__ void __launch_bounds__(BLOCK)
         int64_t start = i * split_size;
         LossRecord r = record_of(x + start, smaller(split_size, vocab - start), target - splits.first - start,
                                  maxima, sums);
-        if (threadIdx.x == 0) own[i] = r;
+        if (threadIdx.x == 0) made[i] = r;
     }
     __syncthreads();
     RowLoss r = splits.records ? loss_of(splits.records + row, rows, count, target / split_size, o.z)
-                               : loss_of(own, 1, count, target / split_size, o.z);
+                               : loss_of(made, 1, count, target / split_size, o.z);
     write_losses(o, r.loss, r.z_loss);
     if (dx) write_gradient(o, x, target - splits.first, r, dx);
 }
 
-/* ---- whole rows of fp32 without a cap ---- */
+/* ---- unsharded rows of fp32 without a cap ---- */
 
 /* A thread takes packs of its row in groups. The first group stays in registers and the next SHARED_GROUPS
  * lie in shared memory, so that a row of 32,768 logits is read once; only the rest is read again in each
  * pass. The exponential of a logit that is held overwrites it, since the gradient needs nothing else. A
  * thread accesses only its own elements, in record_of's order. */
 constexpr int FOUR = AT_ONCE<float>, GROUP = 8, SHARED_GROUPS = 3 /* 96 KiB */;
-constexpr int64_t GROUP_SPAN = (int64_t)GROUP * BLOCK * FOUR; /* elements of a group, over all threads */
+constexpr int64_t GROUP_SIZE = (int64_t)GROUP * BLOCK * FOUR; /* elements of a group, over all threads */
 struct alignas(16) Quad {
     Pack<float, FOUR> pack;
 };
@@ -148,7 +149,7 @@ struct Group {
 };
 /* What a thread holds of its row. */
 struct Held {
-    Group own;
+    Group first;
     Quad *shared;
 };
 
@@ -160,7 +161,7 @@ INLINE Group load_group(const float *x, int64_t first, int64_t n) {
     Group g;
 #pragma unroll
     for (int k = 0; k < GROUP; k++) g.pack[k] = load_pack<FOUR>(x, offset_in_group(first, k), n);
-    if (first + GROUP_SPAN <= n) return g;
+    if (first + GROUP_SIZE <= n) return g;
 #pragma unroll
     for (int k = 0; k < GROUP; k++)
 #pragma unroll
@@ -193,20 +194,20 @@ INLINE void store_scaled(G *dx, int64_t at, int64_t n, const Pack<float, FOUR> &
 }
 
 /* The end of the logits that are held. */
-INLINE int64_t held_end(int64_t n) { return smaller(n, (1 + SHARED_GROUPS) * GROUP_SPAN); }
+INLINE int64_t held_end(int64_t n) { return smaller(n, (1 + SHARED_GROUPS) * GROUP_SIZE); }
 
 INLINE float read_row(const float *x, int64_t n, Held &held) {
-    held.own = load_group(x, 0, n);
-    float most = group_max(held.own, -INFINITY);
-    Quad *room = held.shared;
-    int64_t first = GROUP_SPAN;
-    for (; first < held_end(n); first += GROUP_SPAN, room += GROUP * BLOCK) {
+    held.first = load_group(x, 0, n);
+    float most = group_max(held.first, -INFINITY);
+    Quad *smem = held.shared;
+    int64_t first = GROUP_SIZE;
+    for (; first < held_end(n); first += GROUP_SIZE, smem += GROUP * BLOCK) {
         Group g = load_group(x, first, n);
         most = group_max(g, most);
 #pragma unroll
-        for (int k = 0; k < GROUP; k++) room[k * BLOCK + (int)threadIdx.x].pack = g.pack[k];
+        for (int k = 0; k < GROUP; k++) smem[k * BLOCK + (int)threadIdx.x].pack = g.pack[k];
     }
-    for (; first < n; first += GROUP_SPAN) most = group_max(load_group(x, first, n), most);
+    for (; first < n; first += GROUP_SIZE) most = group_max(load_group(x, first, n), most);
     return most;
 }
 
@@ -214,21 +215,21 @@ INLINE double sum_row(const float *x, int64_t n, float max, Held &held) {
     double sum = 0;
 #pragma unroll
     for (int k = 0; k < GROUP; k++) {
-        take_exponentials(held.own.pack[k], max);
-        sum = add_exponentials(held.own.pack[k], sum);
+        take_exponentials(held.first.pack[k], max);
+        sum = add_exponentials(held.first.pack[k], sum);
     }
-    Quad *room = held.shared;
-    int64_t first = GROUP_SPAN;
-    for (; first < held_end(n); first += GROUP_SPAN, room += GROUP * BLOCK) {
+    Quad *smem = held.shared;
+    int64_t first = GROUP_SIZE;
+    for (; first < held_end(n); first += GROUP_SIZE, smem += GROUP * BLOCK) {
 #pragma unroll
         for (int k = 0; k < GROUP; k++) {
-            Quad here = room[k * BLOCK + (int)threadIdx.x];
+            Quad here = smem[k * BLOCK + (int)threadIdx.x];
             take_exponentials(here.pack, max);
-            room[k * BLOCK + (int)threadIdx.x] = here;
+            smem[k * BLOCK + (int)threadIdx.x] = here;
             sum = add_exponentials(here.pack, sum);
         }
     }
-    for (; first < n; first += GROUP_SPAN) {
+    for (; first < n; first += GROUP_SIZE) {
         Group g = load_group(x, first, n);
 #pragma unroll
         for (int k = 0; k < GROUP; k++) {
@@ -239,11 +240,11 @@ INLINE double sum_row(const float *x, int64_t n, float max, Held &held) {
     return sum;
 }
 
-/* The part that was read last comes first: it may still be in cache. */
+/* What was read last comes first: it may still be in cache. */
 template <typename G>
 INLINE void write_row(const float *x, int64_t n, float max, float factor, const Held &held, G *dx) {
-    const Quad *room = held.shared;
-    for (int64_t first = held_end(n); first < n; first += GROUP_SPAN) {
+    const Quad *smem = held.shared;
+    for (int64_t first = held_end(n); first < n; first += GROUP_SIZE) {
         Group g = load_group(x, first, n);
 #pragma unroll
         for (int k = 0; k < GROUP; k++) {
@@ -251,18 +252,18 @@ INLINE void write_row(const float *x, int64_t n, float max, float factor, const 
             store_scaled(dx, offset_in_group(first, k), n, g.pack[k], factor);
         }
     }
-    for (int64_t first = GROUP_SPAN; first < held_end(n); first += GROUP_SPAN, room += GROUP * BLOCK) {
+    for (int64_t first = GROUP_SIZE; first < held_end(n); first += GROUP_SIZE, smem += GROUP * BLOCK) {
 #pragma unroll
         for (int k = 0; k < GROUP; k++)
-            store_scaled(dx, offset_in_group(first, k), n, room[k * BLOCK + (int)threadIdx.x].pack, factor);
+            store_scaled(dx, offset_in_group(first, k), n, smem[k * BLOCK + (int)threadIdx.x].pack, factor);
     }
 #pragma unroll
-    for (int k = 0; k < GROUP; k++) store_scaled(dx, offset_in_group(0, k), n, held.own.pack[k], factor);
+    for (int k = 0; k < GROUP; k++) store_scaled(dx, offset_in_group(0, k), n, held.first.pack[k], factor);
 }
 
 template <typename G>
 __global__ void __launch_bounds__(BLOCK) cross_entropy_held_kernel(const CrossEntropyArgs o) {
-    DYNAMIC_SHARED(room);
+    DYNAMIC_SHARED(smem);
     SHARED(float, maxima, BLOCK / WARP);
     SHARED(double, sums, BLOCK / WARP);
     int64_t row = blockIdx.x, vocab = o.vocab, target = o.targets[row];
@@ -273,7 +274,7 @@ __global__ void __launch_bounds__(BLOCK) cross_entropy_held_kernel(const CrossEn
         return;
     }
     Held held;
-    held.shared = (Quad *)room;
+    held.shared = (Quad *)smem;
     LossRecord r;
     target -= o.splits.first;
     r.target = target >= 0 && target < vocab ? x[target] : 0;
@@ -284,8 +285,8 @@ __global__ void __launch_bounds__(BLOCK) cross_entropy_held_kernel(const CrossEn
     if (!o.dlogits) return;
     G *dx = (G *)o.dlogits + row * vocab;
     write_row(x, vocab, r.max, factor_of(l, *o.scale), held, dx);
-    bool is_own = target >= 0 && target < vocab && target / FOUR % BLOCK == threadIdx.x;
-    if (is_own) store(dx, target, target_gradient(r.target, l, *o.scale));
+    bool is_mine = target >= 0 && target < vocab && target / FOUR % BLOCK == threadIdx.x;
+    if (is_mine) store(dx, target, target_gradient(r.target, l, *o.scale));
 }
 
 /* ---- slots ---- */
@@ -293,7 +294,7 @@ __global__ void __launch_bounds__(BLOCK) cross_entropy_held_kernel(const CrossEn
 int count_splits(Device *d, int64_t vocab, int64_t split_size) {
     int64_t count = blocks_of(vocab, split_size);
     if (count > SPLITS_MAX)
-        cuda_fatal(d, "cross_entropy: %lld leaves of the vocabulary; at most %d are done", (long long)count,
+        cuda_fatal(d, "cross_entropy: %lld splits of the vocabulary; at most %d are done", (long long)count,
                    SPLITS_MAX);
     return (int)count;
 }
@@ -312,11 +313,11 @@ void cross_entropy(Device *d, const CrossEntropyArgs *o) {
     int64_t split_size = o->splits.split_size ? o->splits.split_size : o->vocab;
     int count = o->splits.records ? o->splits.count : count_splits(d, o->vocab, split_size);
     if (count == 1 && !o->splits.records && o->cap <= 0 && o->logits_type == DTYPE_F32) {
-        int64_t groups = smaller(SHARED_GROUPS, blocks_of(o->vocab, GROUP_SPAN) - 1);
-        size_t room = (size_t)(groups * GROUP_SPAN) * sizeof(float);
+        int64_t groups = smaller(SHARED_GROUPS, blocks_of(o->vocab, GROUP_SIZE) - 1);
+        size_t bytes = (size_t)(groups * GROUP_SIZE) * sizeof(float);
         BY_DTYPE(o->grad_type, G, auto kernel = cross_entropy_held_kernel<G>;
-                 cuda_allow_shared(d, OP_CROSS_ENTROPY, (const void *)kernel, room);
-                 LAUNCH(d, OP_CROSS_ENTROPY, kernel, o->rows, BLOCK, room, *o));
+                 cuda_allow_shared(d, OP_CROSS_ENTROPY, (const void *)kernel, bytes);
+                 LAUNCH(d, OP_CROSS_ENTROPY, kernel, o->rows, BLOCK, bytes, *o));
         return;
     }
     BY_DTYPE(o->logits_type, T,

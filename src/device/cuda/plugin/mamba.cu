@@ -2,7 +2,7 @@
  *
  * A row of a head's state goes from token to token in its own chain of fp32. A warp has the row, and takes
  * runs of whole documents (scans.cuh). The backward pass goes by scan chunks, the last one first: warps with
- * a column of a head add up the terms of B and C, warps with a row compute the gradients of x and of the
+ * a column of a head add up the gradients of B and C, warps with a row compute the gradients of x and of the
  * steps' inputs, and a warp per head finishes. Each of these recomputes the states, or the gradients handed
  * back from token to token, by the same formula, so that no warp waits for another. Sums over a state's
  * elements, and over rows, have one order, whatever the tokens. */
@@ -10,10 +10,10 @@
 
 namespace {
 
-constexpr int SPAN = 8; /* tokens whose inputs are loaded together */
-static_assert(MAMBA_CHUNK % SPAN == 0 && SPAN <= WARP, "strides are of whole spans");
+constexpr int SUBCHUNK = 8; /* tokens whose inputs are loaded together */
+static_assert(MAMBA_CHUNK % SUBCHUNK == 0 && SUBCHUNK <= WARP, "scan chunks are of full subchunks");
 
-/* ---- what kernels share ---- */
+/* ---- common to the kernels ---- */
 
 INLINE int64_t rows_of(const MambaShape &s) { return s.heads * s.head_dim; }
 /* Where a head's B and C begin in the row of a token. */
@@ -50,11 +50,11 @@ INLINE float next_state(Step k, float before, float x, float B) {
     return FUSED(k.step * x, B, k.keep * before);
 }
 
-/* The sum over the warp of each of a span's values; lane i gets the i-th. */
-INLINE float sum_of_lane(const float (&sum)[SPAN]) {
+/* The sum over the warp of each of a subchunk's values; lane i gets the i-th. */
+INLINE float sum_of_lane(const float (&sum)[SUBCHUNK]) {
     float mine = 0;
 #pragma unroll
-    for (int i = 0; i < SPAN; i++) {
+    for (int i = 0; i < SUBCHUNK; i++) {
         float all = lanes_sum(sum[i], WARP);
         if (lane() == i) mine = all;
     }
@@ -81,29 +81,29 @@ static_assert(MAMBA_STATE == 8 * WARP, "a warp has a row");
 
 constexpr int ROWS = 4; /* warps of a block */
 
-/* blockIdx.x: a run; blockIdx.y: rows. Spans end where scan chunks do. */
+/* blockIdx.x: a run; blockIdx.y: rows. Subchunks end where scan chunks do. */
 template <typename T, int PER>
 __global__ void __launch_bounds__(ROWS *WARP) mamba_forward_kernel(const MambaForwardArgs o, int64_t run) {
     MambaShape s = o.s;
     MambaInputs in = o.in;
     int64_t rows = rows_of(s), row = (int64_t)blockIdx.y * ROWS + threadIdx.x / WARP, head = row / s.head_dim;
     if (row >= rows) return;
-    Documents own = documents_of(o.first_key, s.tokens, run);
+    Documents docs = documents_of(o.first_key, s.tokens, run);
     int group = group_at(s, head);
     float now[PER] = {}, D = in.D[head];
     if (o.state) take_lanes(now, o.state + row * s.state, s.state);
-    if (own.first == 0) give_lanes(now, o.starts + row * s.state, s.state);
-    for (int64_t t = own.first; t < own.end;) {
-        int count = (int)smaller(SPAN - t % SPAN, own.end - t);
+    if (docs.first == 0) give_lanes(now, o.starts + row * s.state, s.state);
+    for (int64_t t = docs.first; t < docs.end;) {
+        int count = (int)smaller(SUBCHUNK - t % SUBCHUNK, docs.end - t);
         bool mine = lane() < count;
-        Step own_step = {};
-        if (mine) own_step = step_at<T>(s, in, o.first_key, head, t + lane());
-        float x = mine ? load((const T *)in.x, (t + lane()) * s.row + row) : 0, sum[SPAN] = {};
+        Step my_step = {};
+        if (mine) my_step = step_at<T>(s, in, o.first_key, head, t + lane());
+        float x = mine ? load((const T *)in.x, (t + lane()) * s.row + row) : 0, sum[SUBCHUNK] = {};
 #pragma unroll
-        for (int i = 0; i < SPAN; i++) {
+        for (int i = 0; i < SUBCHUNK; i++) {
             if (i >= count) continue;
             float B[PER], C[PER], here = __shfl_sync(0xffffffffu, x, i);
-            Step k = {__shfl_sync(0xffffffffu, own_step.step, i), __shfl_sync(0xffffffffu, own_step.keep, i)};
+            Step k = {__shfl_sync(0xffffffffu, my_step.step, i), __shfl_sync(0xffffffffu, my_step.keep, i)};
             take_lanes(B, (const T *)in.B + (t + i) * s.row + group, s.state);
             take_lanes(C, (const T *)in.C + (t + i) * s.row + group, s.state);
 #pragma unroll
@@ -132,21 +132,21 @@ void mamba_forward(Device *d, const MambaForwardArgs *o) {
 
 /* ---- backward ---- */
 
-/* Tokens first .. first + count - 1 (a scan chunk) of some heads, and scratch: two runs of MAMBA_CHUNK floats
- * for each head (steps) and for each of its rows (terms), and one more float for each row (skips). last: no
- * token comes behind. */
+/* Tokens first .. first + count - 1 (a scan chunk) of some heads, and scratch: two runs of MAMBA_CHUNK
+ * floats for each head (steps) and for each of its rows (partials), and one more float for each row (skips).
+ * last: no token comes behind. */
 struct MambaChunk {
     int64_t first, head, heads;
     int count;
     bool last;
-    float *steps, *terms, *skips;
+    float *steps, *partials, *skips;
 };
 constexpr int64_t NUMBERS = 2 * MAMBA_CHUNK;
 
 INLINE float *steps_of(const MambaChunk &r, int64_t head) { return r.steps + (head - r.head) * NUMBERS; }
 INLINE Step step_of(const float *steps, int i) { return {steps[i], steps[MAMBA_CHUNK + i]}; }
-INLINE float *terms_of(const MambaShape &s, const MambaChunk &r, int64_t row) {
-    return r.terms + (row - r.head * s.head_dim) * NUMBERS;
+INLINE float *partials_of(const MambaShape &s, const MambaChunk &r, int64_t row) {
+    return r.partials + (row - r.head * s.head_dim) * NUMBERS;
 }
 
 template <typename T> __global__ void mamba_steps_kernel(const MambaBackwardArgs o, const MambaChunk r) {
@@ -157,12 +157,12 @@ template <typename T> __global__ void mamba_steps_kernel(const MambaBackwardArgs
     steps_of(r, head)[i] = k.step, steps_of(r, head)[MAMBA_CHUNK + i] = k.keep;
 }
 
-/* Adds the span's sums to those of earlier rows if `more`, else stores them. */
-INLINE void add_span(const float (&sum)[SPAN], int count, bool more, float *room, int64_t step) {
+/* Adds the subchunk's sums to those of earlier rows if `more`, else stores them. */
+INLINE void add_subchunk(const float (&sum)[SUBCHUNK], int count, bool more, float *to, int64_t step) {
     float mine = sum_of_lane(sum);
-    if (lane() >= SPAN || lane() >= count) return;
-    room += lane() * step;
-    *room = more ? *room + mine : mine;
+    if (lane() >= SUBCHUNK || lane() >= count) return;
+    to += lane() * step;
+    *to = more ? *to + mine : mine;
 }
 
 /* What the warp of a column has of the chunk's token i: its step, and x and gradients of y of PER of the
@@ -182,8 +182,8 @@ INLINE ScanPoint<PER> scan_point(const MambaBackwardArgs &o, const MambaChunk &r
     return point;
 }
 
-/* A warp has a column of a head's state: it sums the terms of one element of B's and of C's
- * gradient over rows. */
+/* A warp has a column of a head's state: it sums one element of B's and of C's gradient
+ * over rows. */
 template <typename T> __global__ void mamba_columns_kernel(const MambaBackwardArgs o, const MambaChunk r) {
     constexpr int PER = 2;
     MambaShape s = o.s;
@@ -191,7 +191,7 @@ template <typename T> __global__ void mamba_columns_kernel(const MambaBackwardAr
             rows = rows_of(s), step = 2 * s.state;
     if (head >= r.head + r.heads) return;
     int64_t column = group_at(s, head) + n;
-    float *room = o.scratch + head * smaller(MAMBA_CHUNK, s.tokens) * step + n;
+    float *to = o.scratch + head * smaller(MAMBA_CHUNK, s.tokens) * step + n;
     for (int64_t p = 0; p < s.head_dim; p += PER * WARP) {
         float now[PER] = {}, later[PER] = {};
 #pragma unroll
@@ -201,28 +201,28 @@ template <typename T> __global__ void mamba_columns_kernel(const MambaBackwardAr
             now[k] = o.starts[r.first / MAMBA_CHUNK * rows * s.state + at];
             if (!r.last) later[k] = o.carry[at];
         }
-        for (int span = 0; span < r.count; span += SPAN) {
-            float sum[SPAN] = {};
+        for (int sub = 0; sub < r.count; sub += SUBCHUNK) {
+            float sum[SUBCHUNK] = {};
 #pragma unroll
-            for (int i = 0; i < SPAN; i++) {
-                if (span + i >= r.count) continue;
-                ScanPoint<PER> of = scan_point<PER, T>(o, r, head, p, span + i);
-                float B = load((const T *)o.in.B, (r.first + span + i) * s.row + column);
+            for (int i = 0; i < SUBCHUNK; i++) {
+                if (sub + i >= r.count) continue;
+                ScanPoint<PER> of = scan_point<PER, T>(o, r, head, p, sub + i);
+                float B = load((const T *)o.in.B, (r.first + sub + i) * s.row + column);
 #pragma unroll
                 for (int k = 0; k < PER; k++) {
                     now[k] = next_state(of.step, now[k], of.x[k], B);
                     sum[i] = FUSED(of.dy[k], now[k], sum[i]);
                 }
             }
-            add_span(sum, r.count - span, p > 0, room + s.state + span * step, step);
+            add_subchunk(sum, r.count - sub, p > 0, to + s.state + sub * step, step);
         }
-        for (int span = (r.count - 1) / SPAN * SPAN; span >= 0; span -= SPAN) {
-            float sum[SPAN] = {};
+        for (int sub = (r.count - 1) / SUBCHUNK * SUBCHUNK; sub >= 0; sub -= SUBCHUNK) {
+            float sum[SUBCHUNK] = {};
 #pragma unroll
-            for (int i = SPAN - 1; i >= 0; i--) {
-                if (span + i >= r.count) continue;
-                ScanPoint<PER> of = scan_point<PER, T>(o, r, head, p, span + i);
-                float C = load((const T *)o.in.C, (r.first + span + i) * s.row + column);
+            for (int i = SUBCHUNK - 1; i >= 0; i--) {
+                if (sub + i >= r.count) continue;
+                ScanPoint<PER> of = scan_point<PER, T>(o, r, head, p, sub + i);
+                float C = load((const T *)o.in.C, (r.first + sub + i) * s.row + column);
 #pragma unroll
                 for (int k = 0; k < PER; k++) {
                     float g = FUSED(of.dy[k], C, later[k]);
@@ -230,23 +230,24 @@ template <typename T> __global__ void mamba_columns_kernel(const MambaBackwardAr
                     later[k] = of.step.keep * g;
                 }
             }
-            add_span(sum, r.count - span, p > 0, room + span * step, step);
+            add_subchunk(sum, r.count - sub, p > 0, to + sub * step, step);
         }
     }
 }
 
-/* What all lanes read for a row and a span, which is of the chunk's tokens from `first` on, at most SPAN. */
-struct Span {
+/* What all lanes read for a row and a subchunk, which is of the chunk's tokens from `first` on, at most
+ * SUBCHUNK. */
+struct Subchunk {
     int first;
-    Step steps[SPAN];
-    float x[SPAN], dy[SPAN];
+    Step steps[SUBCHUNK];
+    float x[SUBCHUNK], dy[SUBCHUNK];
 };
 template <typename T>
-INLINE Span span_at(const MambaBackwardArgs &o, const MambaChunk &r, const float *steps, int64_t row,
-                    int first) {
-    Span v = {first, {}, {}, {}};
+INLINE Subchunk subchunk_at(const MambaBackwardArgs &o, const MambaChunk &r, const float *steps, int64_t row,
+                            int first) {
+    Subchunk v = {first, {}, {}, {}};
 #pragma unroll
-    for (int i = 0; i < SPAN; i++) {
+    for (int i = 0; i < SUBCHUNK; i++) {
         if (first + i >= r.count) continue;
         int64_t t = r.first + first + i;
         v.steps[i] = step_of(steps, first + i);
@@ -256,22 +257,23 @@ INLINE Span span_at(const MambaBackwardArgs &o, const MambaChunk &r, const float
     return v;
 }
 
-/* Dot products of a row over a span: the gradient of the state with B, and with the state before. */
+/* Dot products of a row over a subchunk: the gradient of the state with B, and with the state before. */
 struct Dots {
-    float along[SPAN], kept[SPAN];
+    float along[SUBCHUNK], kept[SUBCHUNK];
 };
 
-/* The backward pass over a span: `now` is the state before it, `later` the gradient from the token behind. */
+/* The backward pass over a subchunk: `now` is the state before it, `later` the gradient from the token
+ * behind. */
 template <typename T, int PER>
-INLINE Dots span_backward(const MambaBackwardArgs &o, const MambaChunk &r, int group, const Span &v,
-                          float (&now)[PER], float (&later)[PER]) {
+INLINE Dots subchunk_backward(const MambaBackwardArgs &o, const MambaChunk &r, int group, const Subchunk &v,
+                              float (&now)[PER], float (&later)[PER]) {
     MambaShape s = o.s;
     int64_t t = r.first + v.first;
     int count = r.count - v.first;
-    float before[SPAN][PER] = {}, B[PER], C[PER];
+    float before[SUBCHUNK][PER] = {}, B[PER], C[PER];
     Dots dots = {};
 #pragma unroll
-    for (int i = 0; i < SPAN; i++) {
+    for (int i = 0; i < SUBCHUNK; i++) {
         if (i >= count) continue;
         take_lanes(B, (const T *)o.in.B + (t + i) * s.row + group, s.state);
 #pragma unroll
@@ -281,7 +283,7 @@ INLINE Dots span_backward(const MambaBackwardArgs &o, const MambaChunk &r, int g
         }
     }
 #pragma unroll
-    for (int i = SPAN - 1; i >= 0; i--) {
+    for (int i = SUBCHUNK - 1; i >= 0; i--) {
         if (i >= count) continue;
         take_lanes(B, (const T *)o.in.B + (t + i) * s.row + group, s.state);
         take_lanes(C, (const T *)o.in.C + (t + i) * s.row + group, s.state);
@@ -296,45 +298,46 @@ INLINE Dots span_backward(const MambaBackwardArgs &o, const MambaChunk &r, int g
     return dots;
 }
 
-/* A warp has a row. The states before spans lie in shared memory; a lane reads only what it wrote itself. */
+/* A warp has a row. The states before subchunks are in shared memory; a lane reads only what it wrote
+ * itself. */
 template <typename T, int PER, int WARPS>
 __global__ void __launch_bounds__(WARPS *WARP)
     mamba_rows_kernel(const MambaBackwardArgs o, const MambaChunk r) {
     MambaShape s = o.s;
-    constexpr int SPANS = MAMBA_CHUNK / SPAN;
-    SHARED(float, states, WARPS *SPANS *PER *WARP);
+    constexpr int SUBCHUNKS = MAMBA_CHUNK / SUBCHUNK;
+    SHARED(float, states, WARPS *SUBCHUNKS *PER *WARP);
     int64_t row = r.head * s.head_dim + element() / WARP, rows = rows_of(s), head = row / s.head_dim;
     if (row >= (r.head + r.heads) * s.head_dim) return;
-    float *own = states + threadIdx.x / WARP * SPANS * PER * WARP + lane(), now[PER], later[PER] = {};
-    float B[PER], skip = 0, D = o.in.D[head], *terms = terms_of(s, r, row);
+    float *saved = states + threadIdx.x / WARP * SUBCHUNKS * PER * WARP + lane(), now[PER], later[PER] = {};
+    float B[PER], skip = 0, D = o.in.D[head], *partials = partials_of(s, r, row);
     const float *steps = steps_of(r, head);
     int group = group_at(s, head);
     take_lanes(now, o.starts + (r.first / MAMBA_CHUNK * rows + row) * s.state, s.state);
     if (!r.last) take_lanes(later, o.carry + row * s.state, s.state);
-    for (int span = 0; span < r.count; span += SPAN) {
+    for (int sub = 0; sub < r.count; sub += SUBCHUNK) {
 #pragma unroll
-        for (int n = 0; n < PER; n++) own[(span / SPAN * PER + n) * WARP] = now[n];
-        Span v = span_at<T>(o, r, steps, row, span);
+        for (int n = 0; n < PER; n++) saved[(sub / SUBCHUNK * PER + n) * WARP] = now[n];
+        Subchunk v = subchunk_at<T>(o, r, steps, row, sub);
 #pragma unroll
-        for (int i = 0; i < SPAN; i++) {
-            if (span + i >= r.count) continue;
-            take_lanes(B, (const T *)o.in.B + (r.first + span + i) * s.row + group, s.state);
+        for (int i = 0; i < SUBCHUNK; i++) {
+            if (sub + i >= r.count) continue;
+            take_lanes(B, (const T *)o.in.B + (r.first + sub + i) * s.row + group, s.state);
 #pragma unroll
             for (int n = 0; n < PER; n++) now[n] = next_state(v.steps[i], now[n], v.x[i], B[n]);
         }
     }
-    for (int span = (r.count - 1) / SPAN * SPAN; span >= 0; span -= SPAN) {
+    for (int sub = (r.count - 1) / SUBCHUNK * SUBCHUNK; sub >= 0; sub -= SUBCHUNK) {
 #pragma unroll
-        for (int n = 0; n < PER; n++) now[n] = own[(span / SPAN * PER + n) * WARP];
-        Span v = span_at<T>(o, r, steps, row, span);
-        Dots dots = span_backward<T>(o, r, group, v, now, later);
+        for (int n = 0; n < PER; n++) now[n] = saved[(sub / SUBCHUNK * PER + n) * WARP];
+        Subchunk v = subchunk_at<T>(o, r, steps, row, sub);
+        Dots dots = subchunk_backward<T>(o, r, group, v, now, later);
         float along = sum_of_lane(dots.along), kept = sum_of_lane(dots.kept);
 #pragma unroll
-        for (int i = 0; i < SPAN; i++) {
+        for (int i = 0; i < SUBCHUNK; i++) {
             skip = FUSED(v.x[i], v.dy[i], skip);
-            if (lane() != i || span + i >= r.count) continue;
-            terms[span + i] = v.x[i] * along, terms[MAMBA_CHUNK + span + i] = kept;
-            store((T *)o.out.x, (r.first + span + i) * s.row + row,
+            if (lane() != i || sub + i >= r.count) continue;
+            partials[sub + i] = v.x[i] * along, partials[MAMBA_CHUNK + sub + i] = kept;
+            store((T *)o.out.x, (r.first + sub + i) * s.row + row,
                   FUSED(v.steps[i].step, along, D * v.dy[i]));
         }
     }
@@ -342,8 +345,8 @@ __global__ void __launch_bounds__(WARPS *WARP)
     if (lane() == 0) r.skips[row - r.head * s.head_dim] = skip;
 }
 
-/* A warp has a head, and adds up the terms of its rows: d log keep = rate d step, and the derivative of log(1
- * + e^z) is 1 - exp(-step). */
+/* A warp has a head, and adds up the partial sums of its rows: d log keep = rate d step, and the derivative
+ * of log(1 + e^z) is 1 - exp(-step). */
 template <typename T> __global__ void mamba_heads_kernel(const MambaBackwardArgs o, const MambaChunk r) {
     MambaShape s = o.s;
     const MambaGradients &out = o.out;
@@ -353,8 +356,8 @@ template <typename T> __global__ void mamba_heads_kernel(const MambaBackwardArgs
     for (int i = lane(); i < r.count; i += WARP) {
         float step = 0, kept = 0;
         for (int64_t p = 0; p < s.head_dim; p++) {
-            const float *terms = terms_of(s, r, row + p);
-            step += terms[i], kept += terms[MAMBA_CHUNK + i];
+            const float *partials = partials_of(s, r, row + p);
+            step += partials[i], kept += partials[MAMBA_CHUNK + i];
         }
         Step k = step_of(steps_of(r, head), i);
         float along = kept * k.keep * rate_of(o.in, head), dt = (step + along) * -expm1f(-k.step);
@@ -368,7 +371,8 @@ template <typename T> __global__ void mamba_heads_kernel(const MambaBackwardArgs
     out.dt_bias[head] += (float)bias, out.A_log[head] += (float)rate, out.D[head] += (float)skip;
 }
 
-/* A thread has an element of B's or C's gradient, and adds the terms of its group's heads in their order. */
+/* A thread has an element of B's or C's gradient, and adds the partial sums of its group's heads in their
+ * order. */
 template <typename T>
 __global__ void mamba_groups_kernel(const MambaBackwardArgs o, int64_t first, int64_t count) {
     MambaShape s = o.s;
@@ -392,7 +396,7 @@ template <typename T> void heads_backward(Device *d, const MambaBackwardArgs *o,
     constexpr OpId OP = OP_MAMBA_BACKWARD;
     int64_t rows = r.heads * o->s.head_dim;
     r.steps = (float *)cuda_scratch(d, (size_t)r.heads * bytes_of_head(o->s));
-    r.terms = r.steps + r.heads * NUMBERS, r.skips = r.terms + rows * NUMBERS;
+    r.partials = r.steps + r.heads * NUMBERS, r.skips = r.partials + rows * NUMBERS;
     LAUNCH(d, OP, mamba_steps_kernel<T>, blocks_of(r.heads * MAMBA_CHUNK, BLOCK), BLOCK, 0, *o, r);
     LAUNCH(d, OP, mamba_columns_kernel<T>, blocks_of(r.heads * o->s.state, BLOCK / WARP), BLOCK, 0, *o, r);
     BY_STATE(o->s.state, PER, constexpr int WARPS = PER == 8 ? 2 : 4;
@@ -514,7 +518,7 @@ __global__ void __launch_bounds__(THREADS)
     gated_norm_sums_kernel(const GatedNormBackwardArgs o, const float *rstds) {
     constexpr int N = AT_ONCE<T>;
     GatedNorm s = o.s;
-    SHARED(float, room, COLUMN_ROOM<T>);
+    SHARED(float, smem, COLUMN_SMEM<T>);
     int64_t column = first_column<T>();
     float sum[N] = {};
     for (int64_t t = threadIdx.y; t < s.tokens && column < s.width; t += DOWN<T>) {
@@ -528,7 +532,7 @@ __global__ void __launch_bounds__(THREADS)
             sum[i] = FUSED(get(grad, i), passed(gated(get(here, i), get(by, i))) * rstd, sum[i]);
         }
     }
-    add_to_columns<T>(sum, s.width, room, o.dw);
+    add_to_columns<T>(sum, s.width, smem, o.dw);
 }
 
 void gated_norm_forward(Device *d, const GatedNormForwardArgs *o) {

@@ -24,7 +24,7 @@ typedef struct Nccl {
     int (*GetVersion)(int *version);
     int (*GetUniqueId)(NcclKey *key);
     int (*CommInitRank)(NcclComm *comm, int ranks, NcclKey key, int rank);
-    int (*CommSplit)(NcclComm comm, int colour, int place, NcclComm *part, void *config);
+    int (*CommSplit)(NcclComm comm, int colour, int key, NcclComm *out, void *config);
     int (*CommDestroy)(NcclComm comm);
     int (*CommAbort)(NcclComm comm);
     int (*CommGetAsyncError)(NcclComm comm, int *error);

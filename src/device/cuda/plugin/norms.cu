@@ -1,8 +1,8 @@
 /* Norms of rows, and sums over tokens for the gradients of their weights and of biases.
  *
- * A warp has a row. Its lanes take packs of it in turn (packs.cuh), and their sums meet in a fixed butterfly,
- * so that a row's bits depend only on its length and type, not on its address. Sums over tokens are cut into
- * splits; within a split they are column sums (columns.cuh). */
+ * A warp has a row. Its lanes take packs of it round robin (packs.cuh), and their sums meet in a fixed
+ * butterfly, so that a row's bits depend only on its length and type, not on its address. Sums over tokens
+ * are cut into splits; within a split they are column sums (columns.cuh). */
 #include "device/cuda/needs.h"
 #include "device/cuda/plugin/columns.cuh"
 
@@ -73,8 +73,8 @@ template <typename R> INLINE float row_rstd(const R &x, int64_t n, float mean, f
         auto here = x.pack(k, first, n);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            float apart = first + i < n ? get(here, i) - mean : 0;
-            squares = FUSED(apart, apart, squares);
+            float centred = first + i < n ? get(here, i) - mean : 0;
+            squares = FUSED(centred, centred, squares);
         }
     }
     return 1 / sqrtf(lanes_sum(squares, WARP) / (float)n + eps);
@@ -118,10 +118,10 @@ template <typename T> __global__ void __launch_bounds__(BLOCK) norm_forward_kern
         for (int i = 0; i < N; i++) put(here, i, get(here, i) + get(more, i));
         store_pack(sum + at, first, n, here);
     }
-    auto whole = in_memory(x);
-    float mean = row_mean(o.kind, whole, n), rstd = row_rstd(whole, n, mean, o.eps);
+    auto sums = in_memory(x);
+    float mean = row_mean(o.kind, sums, n), rstd = row_rstd(sums, n, mean, o.eps);
     if (lane() == 0) o.rstd[row] = rstd;
-    if (o.y) write_normed({o.kind, n, o.w, mean, rstd}, whole, o.bias, (T *)o.y + at);
+    if (o.y) write_normed({o.kind, n, o.w, mean, rstd}, sums, o.bias, (T *)o.y + at);
 }
 
 /* The same for rows that registers hold. */
@@ -214,7 +214,7 @@ struct RowSplits {
 };
 
 constexpr int LEVELS = 7; /* 2^6 splits */
-static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
+static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of splits");
 
 INLINE float partials_sum(RowSplits l, const float *sums, int64_t row) {
     Tree<float, LEVELS> tree;
@@ -305,7 +305,7 @@ __global__ void row_figures_kernel(NormKind kind, Rows r, float eps, const T *x,
 template <typename T>
 __global__ void copy_values_kernel(int64_t tokens, int64_t values, int64_t wide, const T *raw, T *out) {
     constexpr int N = AT_ONCE<T>;
-    Place at = place_of<N>(values);
+    PackStart at = pack_start<N>(values);
     if (at.row >= tokens) return;
     int64_t begin = at.row * wide + wide - values;
     store_pack(out + begin, at.column, values, load_pack<N>(raw + begin, at.column, values));
@@ -314,16 +314,16 @@ __global__ void copy_values_kernel(int64_t tokens, int64_t values, int64_t wide,
 constexpr int AHEAD = 2; /* rows that a thread loads before it adds any */
 
 /* What is summed over rows: dy, or, if x is given, dy (x - mean) rstd. means may be NULL. */
-template <typename T> struct Terms {
+template <typename T> struct Summands {
     const T *dy, *x;
     const float *means, *rstds;
 };
 /* sums[split, i] += the sum over the split's rows. blockIdx.x: the split, blockIdx.y: columns. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    column_sums_kernel(Rows r, int64_t rows_of_split, Terms<T> of, float *sums) {
+    column_sums_kernel(Rows r, int64_t rows_of_split, Summands<T> of, float *sums) {
     constexpr int N = AT_ONCE<T>;
-    SHARED(float, room, COLUMN_ROOM<T>);
+    SHARED(float, smem, COLUMN_SMEM<T>);
     int64_t column = first_column<T>(), begin = blockIdx.x * rows_of_split,
             end = smaller(r.count, begin + rows_of_split);
     float sum[N] = {};
@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(THREADS)
                 sum[i] = row + k * DOWN<T> < end ? more : sum[i];
             }
     }
-    add_to_columns<T>(sum, r.n, room, sums + blockIdx.x * r.n);
+    add_to_columns<T>(sum, r.n, smem, sums + blockIdx.x * r.n);
 }
 
 /* ---- gradients of rows and of weights in one pass ---- */
@@ -367,28 +367,28 @@ template <typename T, int PACKS> struct Tile {
 };
 
 /* Words of a pack lie WARP words apart, to avoid bank conflicts between lanes. */
-template <typename R> INLINE void stage_row(uint32_t *room, const R &x, int64_t n) {
+template <typename R> INLINE void stage_row(uint32_t *smem, const R &x, int64_t n) {
     EACH_PACK_OF(R, n, k, first) {
 #pragma unroll
-        for (int w = 0; w < 4; w++) room[(k * 4 + w) * WARP + lane()] = x.packs[k].word[w];
+        for (int w = 0; w < 4; w++) smem[(k * 4 + w) * WARP + lane()] = x.packs[k].word[w];
     }
 }
-template <typename T> INLINE Pack<T, AT_ONCE<T> / 2> staged_half(const uint32_t *room, int half) {
-    const uint32_t *at = room + half / WARP * 2 * WARP + lane();
+template <typename T> INLINE Pack<T, AT_ONCE<T> / 2> staged_half(const uint32_t *smem, int half) {
+    const uint32_t *at = smem + half / WARP * 2 * WARP + lane();
     return {{at[0], at[WARP]}};
 }
 
-/* part[chain, i] = the sum over the chain's rows of dy normed; and dx, as in norm_backward_kernel. */
+/* partials[chain, i] = the sum over the chain's rows of dy normed; and dx, as in norm_backward_kernel. */
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(32 / PACKS * WARP)
-    norm_gradients_kernel(const NormBackwardArgs o, Chains c, float *part) {
+    norm_gradients_kernel(const NormBackwardArgs o, Chains c, float *partials) {
     using R = RowInRegisters<T, PACKS>;
     using S = Tile<T, PACKS>;
     const T *x = (const T *)o.x, *dy = (const T *)o.dy;
     T *dx = (T *)o.dx;
     int64_t n = o.hidden;
     constexpr int WORDS = 2 * S::HALVES, EACH = S::EACH;
-    SHARED(uint32_t, room, S::WARPS * 2 * WORDS);
+    SHARED(uint32_t, smem, S::WARPS * 2 * WORDS);
     SHARED(float, means, S::WARPS);
     SHARED(float, factors, S::WARPS);
     int down = S::WARPS / c.together, warp = (int)threadIdx.x / WARP;
@@ -403,7 +403,7 @@ __global__ void __launch_bounds__(32 / PACKS * WARP)
     for (int64_t top = begin + chain; top < end; top += step, row += step) {
         if (row < end) {
             Norm m = {o.kind, n, o.w, row_mean(o.kind, here, n), o.rstd[row]};
-            stage_row(room + 2 * warp * WORDS, here, n), stage_row(room + (2 * warp + 1) * WORDS, grad, n);
+            stage_row(smem + 2 * warp * WORDS, here, n), stage_row(smem + (2 * warp + 1) * WORDS, grad, n);
             if (lane() == 0) means[warp] = m.mean, factors[warp] = m.rstd;
             write_gradient<R, T>(m, here, grad, {dx + row * n, old, o.add});
         }
@@ -418,8 +418,8 @@ __global__ void __launch_bounds__(32 / PACKS * WARP)
             for (int one = 0; one < c.together && column < n && top + one < end; one++) {
                 for (int j = 0; j < down && top + one + j * DOWN<T> < end; j++) {
                     int r = one * down + j;
-                    auto a = staged_half<T>(room + 2 * r * WORDS, half),
-                         g = staged_half<T>(room + (2 * r + 1) * WORDS, half);
+                    auto a = staged_half<T>(smem + 2 * r * WORDS, half),
+                         g = staged_half<T>(smem + (2 * r + 1) * WORDS, half);
 #pragma unroll
                     for (int i = 0; i < EACH; i++)
                         sum[s][i] = FUSED(get(g, i), (get(a, i) - means[r]) * factors[r], sum[s][i]);
@@ -428,7 +428,7 @@ __global__ void __launch_bounds__(32 / PACKS * WARP)
                 Pack<float, EACH> sums = {};
 #pragma unroll
                 for (int i = 0; i < EACH; i++) put(sums, i, sum[s][i]), sum[s][i] = 0;
-                store_pack(part + (number * c.count + chain + one) * n, column, n, sums);
+                store_pack(partials + (number * c.count + chain + one) * n, column, n, sums);
             }
         }
         __syncthreads();
@@ -438,22 +438,22 @@ __global__ void __launch_bounds__(32 / PACKS * WARP)
 /* sums[split, i] += the sum of the split's chains, in the tree of column_sums_kernel. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    fold_chains_kernel(Chains c, int64_t n, const float *part, float *sums) {
-    SHARED(float, room, COLUMN_ROOM<T>);
+    fold_chains_kernel(Chains c, int64_t n, const float *partials, float *sums) {
+    SHARED(float, smem, COLUMN_SMEM<T>);
     constexpr int FOUR = AT_ONCE<float>;
-    int number = (int)threadIdx.x, own = number * FOUR;
+    int number = (int)threadIdx.x, mine = number * FOUR;
     int64_t begin = blockIdx.x * c.split_size, rows = smaller(c.tokens, begin + c.split_size) - begin,
             first = (int64_t)blockIdx.y * COLUMNS, column = first + number;
 #pragma unroll
-    for (int i = 0; i < COLUMN_ROOM<T>; i += THREADS * FOUR) {
-        int chain = (i + own) / COLUMNS;
-        auto sum = load_pack<FOUR>(part + (blockIdx.x * c.count + chain) * n, first + own % COLUMNS,
+    for (int i = 0; i < COLUMN_SMEM<T>; i += THREADS * FOUR) {
+        int chain = (i + mine) / COLUMNS;
+        auto sum = load_pack<FOUR>(partials + (blockIdx.x * c.count + chain) * n, first + mine % COLUMNS,
                                    chain < rows ? n : 0);
 #pragma unroll
-        for (int k = 0; k < FOUR; k++) room[i + own + k] = get(sum, k);
+        for (int k = 0; k < FOUR; k++) smem[i + mine + k] = get(sum, k);
     }
-    fold_rows(room, DOWN<T>, number);
-    if (number < COLUMNS && column < n) sums[blockIdx.x * n + column] += room[number];
+    fold_rows(smem, DOWN<T>, number);
+    if (number < COLUMNS && column < n) sums[blockIdx.x * n + column] += smem[number];
 }
 
 /* ---- slots ---- */
@@ -476,7 +476,7 @@ __global__ void __launch_bounds__(THREADS)
 int64_t blocks_of_rows(int64_t rows) { return blocks_of(rows, BLOCK / WARP); }
 
 template <typename T>
-void add_columns(Device *d, OpId op, Rows r, int64_t rows_of_split, Terms<T> of, float *sums) {
+void add_columns(Device *d, OpId op, Rows r, int64_t rows_of_split, Summands<T> of, float *sums) {
     Grid grid(blocks_of(r.count, rows_of_split), blocks_of(r.n, COLUMNS));
     LAUNCH(d, op, column_sums_kernel<T>, grid, block_of_columns<T>(), 0, r, rows_of_split, of, sums);
 }
@@ -515,12 +515,12 @@ template <typename T, int PACKS> void norm_in_one(Device *d, const NormBackwardA
     int warps = Tile<T, PACKS>::WARPS, down = 1;
     while (down < warps && down < most) down *= 2;
     c.together = warps / down;
-    float *part = (float *)cuda_scratch(d, (size_t)(splits * c.count * o->hidden) * sizeof *part);
+    float *partials = (float *)cuda_scratch(d, (size_t)(splits * c.count * o->hidden) * sizeof *partials);
     auto kernel = norm_gradients_kernel<T, PACKS>;
     LAUNCH(d, OP_NORM_BACKWARD, kernel, splits * blocks_of(c.count, c.together), warps * WARP, 0, *o, c,
-           part);
+           partials);
     LAUNCH(d, OP_NORM_BACKWARD, fold_chains_kernel<T>, Grid(splits, blocks_of(o->hidden, COLUMNS)), THREADS,
-           0, c, o->hidden, part, o->dw);
+           0, c, o->hidden, partials, o->dw);
 }
 
 /* Both ways give the same bits. The scratch of any plan has at least cuda_products_workspace bytes, which are
@@ -542,7 +542,7 @@ void norm_backward(Device *d, const NormBackwardArgs *o) {
 void bias_backward(Device *d, const BiasBackwardArgs *o) {
     if (o->tokens == 0) return;
     Rows r = {o->tokens, 1, o->n, o->n};
-    BY_DTYPE(o->c, T, Terms<T> of = {(const T *)o->dy, NULL, NULL, NULL};
+    BY_DTYPE(o->c, T, Summands<T> of = {(const T *)o->dy, NULL, NULL, NULL};
              add_columns(d, OP_BIAS_BACKWARD, r, o->split_size, of, o->db));
 }
 
@@ -606,12 +606,12 @@ template <typename T> void norm_heads_backward(Device *d, const QkNormBackwardAr
         float *rstds = (float *)cuda_scratch(d, (size_t)h.r.count * sizeof *rstds);
         int64_t count = !h.w ? 0 : h.r.groups < o->splits ? h.r.groups : o->splits;
         for (int64_t i = 0; i < count; i++) { /* each run of heads by itself */
-            Heads part = h;
-            part.r.count /= count, part.r.groups /= count, part.at += i * part.r.groups * part.r.n;
-            head_rstds(d, part, raw, rstds);
-            add_columns<T>(d, OP_QK_NORM_BACKWARD, part.r, part.r.count,
-                           {dqkv + part.at, raw + part.at, NULL, rstds},
-                           (keys ? o->dwk : o->dwq) + i * (o->splits / count) * part.r.n);
+            Heads split = h;
+            split.r.count /= count, split.r.groups /= count, split.at += i * split.r.groups * split.r.n;
+            head_rstds(d, split, raw, rstds);
+            add_columns<T>(d, OP_QK_NORM_BACKWARD, split.r, split.r.count,
+                           {dqkv + split.at, raw + split.at, NULL, rstds},
+                           (keys ? o->dwk : o->dwq) + i * (o->splits / count) * split.r.n);
         }
         if (count != 1) head_rstds(d, h, raw, rstds);
         LAUNCH(d, OP_QK_NORM_BACKWARD, head_gradient_kernel<T>, blocks_of_rows(h.r.count), BLOCK, 0, h, raw,

@@ -1,4 +1,4 @@
-/* AdamW, SGD, the parts of Muon that are not matrix products, and averages of weights. All are fp32, in the
+/* AdamW, SGD, the steps of Muon that are not matrix products, and averages of weights. All are fp32, in the
  * order of the CPU's reference, with no product and sum fused, and with its random words (Philox, shapes.h:
  * StateStore), so that they give the same bits. A thread has a pack (packs.cuh) of four elements of each
  * tensor: 16 bytes in fp32, 8 in bf16. */
@@ -107,12 +107,12 @@ template <typename T> __global__ void sgd_kernel(const SgdArgs o) {
 
 /* ---- Muon ---- */
 
-/* A matrix is part of a parameter: its rows lie shape.row elements apart there, and are contiguous in x. */
+/* A matrix is a slice of a parameter, whose rows are shape.row elements apart; in x they are contiguous. */
 template <typename T> __global__ void muon_momentum_kernel(const MuonMomentumArgs o) {
     const Muon &a = o.constants;
     const OptimizerStep *step = o.step;
     T *momentum = (T *)o.momentum;
-    Place at = place_of<N>(o.shape.cols);
+    PackStart at = pack_start<N>(o.shape.cols);
     if (at.row >= o.shape.rows) return;
     int64_t begin = at.row * o.shape.row, first = at.column, n = o.shape.cols;
     Floats grads = load_pack<N>(o.grad + begin, first, n);
@@ -157,7 +157,7 @@ __global__ void muon_normalise_kernel(int64_t n, const float *factor, float *x) 
 
 __global__ void newton_schulz_kernel(const NewtonSchulzArgs o) {
     int64_t m = o.m;
-    Place at = place_of<N>(m);
+    PackStart at = pack_start<N>(m);
     if (at.row >= m) return;
     Floats grams = load_pack<N>(o.gram + at.row * m, at.column, m),
            squares = load_pack<N>(o.square + at.row * m, at.column, m);
@@ -172,7 +172,7 @@ __global__ void newton_schulz_kernel(const NewtonSchulzArgs o) {
 __global__ void muon_apply_kernel(const MuonApplyArgs o) {
     const Muon &a = o.constants;
     const OptimizerStep *step = o.step;
-    Place at = place_of<N>(o.shape.cols);
+    PackStart at = pack_start<N>(o.shape.cols);
     if (at.row >= o.shape.rows) return;
     int64_t begin = at.row * o.shape.row, first = at.column, n = o.shape.cols;
     Floats params = load_pack<N>(o.param + begin, first, n), moves = load_pack<N>(o.x + at.row * n, first, n);

@@ -117,10 +117,10 @@ template <int N, typename T> INLINE void store_pack(T *p, int64_t first, int64_t
 }
 
 /* Where this thread's pack of N begins in a grid over rows of `width` elements. No pack spans two rows. */
-struct Place {
+struct PackStart {
     int64_t row, column;
 };
-template <int N> INLINE Place place_of(int64_t width) {
+template <int N> INLINE PackStart pack_start(int64_t width) {
     int64_t packs = (width + N - 1) / N, number = element();
     return {number / packs, number % packs * N};
 }

@@ -3,18 +3,18 @@
  *
  *     lt.m = N   lt.n = M   lt.k = K     first: B, transposed if trans_b   second: A, transposed if trans_a
  *
- * Plans are cached by shape and types. The library is told the alignment that the rows have, up to what TMA
+ * Plans are cached by shape and types. The library is given the alignment that the rows have, up to what TMA
  * needs, not that of the addresses: those differ between meshes, and the algorithm would. A matrix begins at
  * a multiple of 16 bytes (pools, flats), or at a row of one that does.
  *
  * A plan keeps the first algorithm of the library's heuristic that is fit for it. That algorithm may be
  * split-K, since a small result with a large K would fill only a few multiprocessors; but only with partial
- * sums in fp32 in the workspace that are added in order, not in place as they arrive. So the bits are
+ * sums in fp32 in the workspace that are added in order, not as they arrive. So the bits are
  * reproducible on one GPU model and version of the library. Algorithms are never chosen by timing, which
  * would make bits depend on the moment. The cache is searched linearly: a run has some tens of shapes.
  *
  * A split-K algorithm is tried once on ones, since a version of the library had splits that left out the end
- * of K: on a few rows and columns, whose operands lie in the workspace. */
+ * of K: on a few rows and columns, whose operands are in the workspace. */
 #include "device/cuda/plugin/products.h"
 
 #include <cublasLt.h>
@@ -197,7 +197,7 @@ static void fill(void *to, Dtype t, int64_t n, uint32_t bits) {
 }
 
 /* Makes the product of ones in the first half of the workspace, where the same ones are both operands, and
- * copies it to `host`, which has room for the ones as well. */
+ * copies it to `host`, where the ones fit as well. */
 static cublasStatus_t multiply_ones(const Products *p, Plan *trial, const Workspace *w, void *host,
                                     size_t ones) {
     const ProductShape *s = &trial->shape;

@@ -30,7 +30,7 @@ INLINE Pack<float, N> input_pack(ConvShape s, const T *x, const float *tail, int
 template <typename T> __global__ void conv_forward_kernel(const ConvForwardArgs o) {
     constexpr int N = AT_ONCE<T>;
     ConvShape s = o.s;
-    Place at = place_of<N>(s.width);
+    PackStart at = pack_start<N>(s.width);
     int64_t t = at.row;
     if (t >= s.tokens) return;
     float sum[N] = {};
@@ -95,41 +95,42 @@ template <int TAPS> struct ConvChannel {
 
 /* The gradients of tokens begin .. end-1, for which the TAPS - 1 tokens behind them are also read. */
 template <typename T, int TAPS>
-INLINE void conv_backward_chunk(const ConvBackwardArgs &o, ConvChannel<TAPS> &own, int64_t channel,
+INLINE void conv_backward_chunk(const ConvBackwardArgs &o, ConvChannel<TAPS> &state, int64_t channel,
                                 int64_t begin, int64_t end) {
     ConvShape s = o.s;
     const T *x = (const T *)o.x, *dy = (const T *)o.dy;
-    for (int64_t u = begin - TAPS + 1; u < begin; u++) own.move_on(u < 0 ? 0 : load(x, u * s.row + channel));
+    for (int64_t u = begin - TAPS + 1; u < begin; u++)
+        state.move_on(u < 0 ? 0 : load(x, u * s.row + channel));
     for (int64_t t = begin; t < end + TAPS - 1; t++) {
         bool there = t < s.tokens;
-        own.move_on(there ? load(x, t * s.row + channel) : 0);
+        state.move_on(there ? load(x, t * s.row + channel) : 0);
         if (there)
-            own.add((int)(reach_of(s, o.first_key, t) - (t - TAPS + 1)), load(dy, t * s.width + channel),
-                    t < end);
-        int64_t whole = t - TAPS + 1; /* complete: no later token sees it */
-        if (whole >= begin) store((T *)o.dx, whole * s.row + channel, own.grad[0]);
+            state.add((int)(reach_of(s, o.first_key, t) - (t - TAPS + 1)), load(dy, t * s.width + channel),
+                      t < end);
+        int64_t done = t - TAPS + 1; /* no later token sees it */
+        if (done >= begin) store((T *)o.dx, done * s.row + channel, state.grad[0]);
     }
 }
 
-/* A block has adjacent channels; the threads of a channel take chunks of tokens in turn. */
+/* A block has adjacent channels; the threads of a channel take chunks of tokens round robin. */
 template <typename T, int TAPS>
 __global__ void __launch_bounds__(THREADS) conv_backward_kernel(const ConvBackwardArgs o) {
     ConvShape s = o.s;
-    SHARED(float, room, ROWS *COLUMNS);
+    SHARED(float, smem, ROWS *COLUMNS);
     int number = (int)(threadIdx.y * COLUMNS + threadIdx.x), without = TAPS - s.taps;
     int64_t channel = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
     bool mine = channel < s.width;
-    ConvChannel<TAPS> own = {};
+    ConvChannel<TAPS> state = {};
 #pragma unroll
     for (int k = 0; k < TAPS; k++)
-        if (mine && k >= without) own.weight[k] = o.w[(k - without) * s.width + channel];
+        if (mine && k >= without) state.weight[k] = o.w[(k - without) * s.width + channel];
     for (int64_t begin = threadIdx.y * CHUNK; mine && begin < s.tokens; begin += ROWS * CHUNK)
-        conv_backward_chunk<T>(o, own, channel, begin, smaller(s.tokens, begin + CHUNK));
+        conv_backward_chunk<T>(o, state, channel, begin, smaller(s.tokens, begin + CHUNK));
 #pragma unroll
     for (int k = 0; k < TAPS; k++) {
-        room[number] = own.sum[k];
-        fold_rows(room, ROWS, number);
-        if (threadIdx.y == 0 && mine && k >= without) o.dw[(k - without) * s.width + channel] += room[number];
+        smem[number] = state.sum[k];
+        fold_rows(smem, ROWS, number);
+        if (threadIdx.y == 0 && mine && k >= without) o.dw[(k - without) * s.width + channel] += smem[number];
     }
 }
 
@@ -198,11 +199,11 @@ template <typename T, ScanKind KIND>
 __global__ void __launch_bounds__(WARP) scan_forward_kernel(const ScanForwardArgs o, int64_t run) {
     int64_t channel = channel_of_thread();
     if (channel >= o.s.width) return;
-    Documents own = documents_of(o.first_key, o.s.tokens, run);
+    Documents docs = documents_of(o.first_key, o.s.tokens, run);
     float decay = KIND == SCAN_HAWK ? decay_of(o.in.lambda[channel]) : 0,
           now = o.state ? o.state[channel] : 0;
-    for (int64_t t = own.first; t < own.end; t += STEPS) {
-        int count = (int)smaller(STEPS, own.end - t);
+    for (int64_t t = docs.first; t < docs.end; t += STEPS) {
+        int count = (int)smaller(STEPS, docs.end - t);
         Coefficients k[STEPS] = {};
         bool begins[STEPS] = {};
 #pragma unroll
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(WARP) scan_forward_kernel(const ScanForwardArg
 template <typename T> __global__ void scan_gate_kernel(const ScanGateArgs o) {
     constexpr int N = AT_ONCE<T>;
     ScanShape s = o.s;
-    Place at = place_of<N>(s.width);
+    PackStart at = pack_start<N>(s.width);
     if (at.row >= s.tokens) return;
     Pack<T, N> x = load_pack<N>((const T *)o.gate + at.row * s.gate_row, at.column, s.width);
     Pack<float, N> now = load_pack<N>(o.h + at.row * s.width, at.column, s.width);
@@ -252,7 +253,7 @@ INLINE ScanPoint<KIND> scan_point(const ScanBackwardArgs &o, float decay, int64_
 }
 
 /* Writes the gradients of a token. `later` is the gradient of the state from the token behind, and becomes
- * that of the state before. Returns the token's term of the decay's gradient. */
+ * that of the state before. Returns the token's addend to the decay's gradient. */
 template <ScanKind KIND, typename T>
 INLINE float scan_backward_step(const ScanBackwardArgs &o, const ScanPoint<KIND> &v, int64_t t,
                                 int64_t channel, float *later) {
@@ -274,10 +275,10 @@ __global__ void __launch_bounds__(WARP)
     scan_backward_kernel(const ScanBackwardArgs o, int64_t run, float *decays) {
     int64_t channel = channel_of_thread();
     if (channel >= o.s.width) return;
-    Documents own = documents_of(o.first_key, o.s.tokens, run);
+    Documents docs = documents_of(o.first_key, o.s.tokens, run);
     float decay = KIND == SCAN_HAWK ? decay_of(o.in.lambda[channel]) : 0, later = 0, sum = 0;
-    for (int64_t t = own.end - 1; t >= own.first; t -= STEPS) {
-        int count = (int)smaller(STEPS, t + 1 - own.first);
+    for (int64_t t = docs.end - 1; t >= docs.first; t -= STEPS) {
+        int count = (int)smaller(STEPS, t + 1 - docs.first);
         ScanPoint<KIND> of[STEPS] = {};
 #pragma unroll
         for (int i = 0; i < STEPS; i++)

@@ -1,4 +1,4 @@
-/* Shared by the recurrences. A document restarts the recurrence, so tokens are divided into runs of whole
+/* Shared by the recurrences. A document restarts the recurrence, so tokens are divided into runs of full
  * documents, which are computed in parallel. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_SCANS_CUH
 #define WEFT_DEVICE_CUDA_PLUGIN_SCANS_CUH

@@ -15,19 +15,19 @@
 
 #include "device/device.h"
 
-typedef struct Timed {
+typedef struct TimeEntry {
     cudaEvent_t begun, ended; /* a stamp uses only `ended` */
     double *to;               /* where its time goes; NULL for a stamp that begins a series */
     bool stamp;
     bool closed; /* all its events have been recorded */
-} Timed;
+} TimeEntry;
 
 /* Of one stream. All zero: nothing has been timed on it. */
 typedef struct Times {
-    Timed *ring;
-    uint64_t room, first, next; /* first: the oldest unread one; number n has slot n % room */
-    cudaEvent_t last;           /* the event of the last stamp that was read */
-    double at;                  /* seconds from the first stamp of its series to it */
+    TimeEntry *ring;
+    uint64_t capacity, first, next; /* first: the oldest unread one; number n has slot n % capacity */
+    cudaEvent_t last;               /* the event of the last stamp that was read */
+    double at;                      /* seconds from the first stamp of its series to it */
 } Times;
 
 /* *number identifies the pair for times_end, which adds the pair's time to *to once it is read. */
