@@ -41,65 +41,18 @@ static int64_t widest_latent(const ModelConfig *c) {
     return latent > c->qk_rope_head_dim ? latent : c->qk_rope_head_dim;
 }
 
+static int64_t query_width(const ModelConfig *c) { return c->num_attention_heads * c->head_dim; }
+static int64_t key_width(const ModelConfig *c) { return c->num_key_value_heads * c->head_dim; }
+
 /* Cannot overflow once check_sizes has passed. Heads and a head's elements are at most 2^16 each, so Q + 2K
  * is below 2^34, and a matrix of that by 2^24 rows or columns is below 2^58. Fused expert weights, at most
  * 2^25 by 2^24 per matrix, are below 2^61. A dimension that does not exist is 0, which distinguishes a vector
  * from a matrix of one column. */
 int64_t model_dim(const ModelConfig *c, Dim dim) {
-    int64_t query = c->num_attention_heads * c->head_dim, key = c->num_key_value_heads * c->head_dim;
-    switch (dim) {
-    case DIM_NONE: return 0;
-    case DIM_ONE: return 1;
-    case DIM_HIDDEN: return c->hidden_size;
-    case DIM_QUERY: return query;
-    case DIM_KEY: return key;
-    case DIM_KEY_VALUE: return 2 * key;
-    case DIM_QKV: return query + 2 * key;
-    case DIM_HEADS: return c->num_attention_heads;
-    case DIM_HEAD: return c->head_dim;
-    case DIM_INTER: return c->intermediate_size;
-    case DIM_GATE_UP: return (arch_of(c)->no_gate ? 1 : 2) * c->intermediate_size;
-    case DIM_VOCAB: return c->vocab_size;
-    case DIM_POSITIONS: return c->max_position_embeddings;
-    case DIM_EXPERTS: return c->num_experts;
-    case DIM_CHOSEN: return c->num_experts_per_tok;
-    case DIM_RUNS: return c->num_experts + 1;
-    case DIM_ALL_RUNS: return model_expert_ranks(c) * (c->num_experts + 1);
-    case DIM_OWN_RUNS: return model_expert_ranks(c) * (model_own_experts(c) + 1);
-    case DIM_EXPERT: return expert_width(c);
-    case DIM_EXPERT_GATE_UP: return 2 * expert_width(c);
-    case DIM_STATE: return c->recurrent_size;
-    case DIM_STATES_2: return 2 * c->recurrent_size;
-    case DIM_STATES_3: return 3 * c->recurrent_size;
-    case DIM_STATES_4: return 4 * c->recurrent_size;
-    case DIM_CONV: return c->conv_size > 0 ? c->recurrent_size : 0;
-    case DIM_CONV_2: return c->conv_size > 0 ? 2 * c->recurrent_size : 0;
-    case DIM_TAPS: return c->conv_size * c->recurrent_size;
-    case DIM_TAPS_2: return 2 * c->conv_size * c->recurrent_size;
-    case DIM_MAMBA_HEADS: return mamba_heads(c);
-    case DIM_MAMBA_GROUPS: return c->mamba_n_groups * c->mamba_d_state;
-    case DIM_MAMBA_READ: return mamba_read(c);
-    case DIM_MAMBA_IN: return c->recurrent_size + mamba_read(c) + mamba_heads(c);
-    case DIM_MAMBA_CONV: return c->conv_size > 0 ? mamba_read(c) : 0;
-    case DIM_MAMBA_TAPS: return c->conv_size * mamba_read(c);
-    case DIM_MAMBA_STATES: return c->recurrent_size * c->mamba_d_state;
-    case DIM_MAMBA_TERMS: return 2 * mamba_heads(c) * c->mamba_d_state;
-    case DIM_ADAPTER: return c->adapter_rank;
-    case DIM_MTP_HEADS: return c->mtp_depth * c->vocab_size;
-    case DIM_JOINED: return 2 * c->hidden_size;
-    case DIM_SHARED: return c->n_shared_experts * expert_width(c);
-    case DIM_SHARED_GATE_UP: return 2 * c->n_shared_experts * expert_width(c);
-    case DIM_LATENT_QUERY: return c->q_lora_rank;
-    case DIM_LATENT_KEY: return c->kv_lora_rank;
-    case DIM_LATENT_DOWN: return c->kv_lora_rank + c->qk_rope_head_dim;
-    case DIM_LATENT_WIDEST: return widest_latent(c);
-    case DIM_LATENT_ROPE: return c->qk_rope_head_dim;
-    case DIM_LATENT_MADE: return c->q_lora_rank + c->kv_lora_rank + c->qk_rope_head_dim + latent_inner(c);
-    case DIM_LATENT_ALL:
-        return (c->q_lora_rank > 0 ? c->q_lora_rank : query) + c->kv_lora_rank + c->qk_rope_head_dim;
-    case DIM_LATENT_UP: return c->num_attention_heads * (c->qk_nope_head_dim + c->v_head_dim);
-    case DIM_VALUES: return c->num_attention_heads * c->v_head_dim;
-    }
+#define DIM_VALUE(name, value) \
+    case name: return value;
+    switch (dim) { DIMS(DIM_VALUE) }
+#undef DIM_VALUE
     return 0;
 }
 
@@ -227,7 +180,7 @@ static ErrorCode check_experts(const ModelConfig *c, const char *where, Error *e
     TRY(check_size(where, "num_experts", c->num_experts, EXPERTS_MAX, err));
     if (c->num_experts_per_tok == 0)
         return error_set(err, ERR_CONFIG,
-                         "%s: num_experts_per_tok is 0: it says how many of num_experts %" PRId64
+                         "%s: num_experts_per_tok is 0: it is how many of num_experts %" PRId64
                          " a token goes to",
                          where, c->num_experts);
     TRY(check_size(where, "num_experts_per_tok", c->num_experts_per_tok, c->num_experts, err));

@@ -189,59 +189,68 @@ bool model_is_recurrent(const ModelConfig *c);
 /* "min_gru, min_gru, attention": the pattern. */
 void model_mixers_text(const ModelConfig *c, Text *out);
 
-/* Widths from which shapes of parameters and activations are made. */
-typedef enum Dim {
-    DIM_NONE, /* no such dimension: 0 */
-    DIM_ONE,
-    DIM_HIDDEN,         /* h */
-    DIM_QUERY,          /* Q = H*D */
-    DIM_KEY,            /* K = G*D */
-    DIM_KEY_VALUE,      /* 2K */
-    DIM_QKV,            /* Q + 2K */
-    DIM_HEADS,          /* H */
-    DIM_HEAD,           /* D */
-    DIM_INTER,          /* I */
-    DIM_GATE_UP,        /* 2I; I where there is no gate */
-    DIM_VOCAB,          /* V */
-    DIM_POSITIONS,      /* max_position_embeddings */
-    DIM_EXPERTS,        /* E */
-    DIM_CHOSEN,         /* k, experts of a token */
-    DIM_RUNS,           /* E + 1 */
-    DIM_ALL_RUNS,       /* E + 1 for each rank of ep */
-    DIM_OWN_RUNS,       /* local experts + 1 for each rank of ep */
-    DIM_EXPERT,         /* width of an expert */
-    DIM_EXPERT_GATE_UP, /* twice that */
-    DIM_STATE,          /* W, channels of a recurrence */
-    DIM_STATES_2,       /* 2W, 3W, 4W */
-    DIM_STATES_3,
-    DIM_STATES_4,
-    DIM_CONV,           /* W where gates go through a convolution, else 0 */
-    DIM_CONV_2,         /* twice that */
-    DIM_TAPS,           /* K W */
-    DIM_TAPS_2,         /* twice that */
-    DIM_MAMBA_HEADS,    /* W / mamba_d_head */
-    DIM_MAMBA_GROUPS,   /* B, or C, of all groups: mamba_n_groups * mamba_d_state */
-    DIM_MAMBA_READ,     /* W + 2 DIM_MAMBA_GROUPS: x, B and C, which its recurrence reads */
-    DIM_MAMBA_IN,       /* output of its first product: gate, DIM_MAMBA_READ, steps */
-    DIM_MAMBA_CONV,     /* DIM_MAMBA_READ where it goes through a convolution, else 0 */
-    DIM_MAMBA_TAPS,     /* K times DIM_MAMBA_READ */
-    DIM_MAMBA_STATES,   /* of all heads: W * mamba_d_state */
-    DIM_MAMBA_TERMS,    /* gradients of B and C, one for each head */
-    DIM_ADAPTER,        /* r, the rank of adapters */
-    DIM_MTP_HEADS,      /* V for each MTP head */
-    DIM_JOINED,         /* 2h, an MTP module's input for a token */
-    DIM_SHARED,         /* width of the shared experts */
-    DIM_SHARED_GATE_UP, /* twice that */
-    DIM_LATENT_QUERY,   /* width of the latent of queries */
-    DIM_LATENT_KEY,     /* of keys and values */
-    DIM_LATENT_DOWN,    /* latent of keys and values, and the common key */
-    DIM_LATENT_WIDEST,  /* the widest of the two latents and the common key */
-    DIM_LATENT_ROPE,    /* R: width of the common key */
-    DIM_LATENT_MADE,    /* all of a token that heads are made of: both latents, and the common key */
-    DIM_LATENT_ALL,     /* queries or their latent, and DIM_LATENT_DOWN */
-    DIM_LATENT_UP,      /* per-head keys (without RoPE) and values, all heads */
-    DIM_VALUES          /* values of all heads */
-} Dim;
+/* Widths from which shapes of parameters and activations are made: X(name, its value in the model c).
+ * model_dim is made from these rows, so a new dimension is a row; functions in them are in config.c. */
+/* clang-format off */
+#define DIMS(X) \
+    X(DIM_NONE, 0) /* no such dimension */ \
+    X(DIM_ONE, 1) \
+    X(DIM_HIDDEN, c->hidden_size) /* h */ \
+    X(DIM_QUERY, query_width(c)) /* Q = H D */ \
+    X(DIM_KEY, key_width(c)) /* K = G D */ \
+    X(DIM_KEY_VALUE, 2 * key_width(c)) \
+    X(DIM_QKV, query_width(c) + 2 * key_width(c)) \
+    X(DIM_HEADS, c->num_attention_heads) /* H */ \
+    X(DIM_HEAD, c->head_dim) /* D */ \
+    X(DIM_INTER, c->intermediate_size) /* I */ \
+    X(DIM_GATE_UP, (arch_of(c)->no_gate ? 1 : 2) * c->intermediate_size) /* I where there is no gate */ \
+    X(DIM_VOCAB, c->vocab_size) /* V */ \
+    X(DIM_POSITIONS, c->max_position_embeddings) \
+    X(DIM_EXPERTS, c->num_experts) /* E */ \
+    X(DIM_CHOSEN, c->num_experts_per_tok) /* k, experts of a token */ \
+    X(DIM_RUNS, c->num_experts + 1) \
+    X(DIM_ALL_RUNS, model_expert_ranks(c) * (c->num_experts + 1)) /* for each rank of ep */ \
+    /* runs of local experts, for each rank of ep */ \
+    X(DIM_OWN_RUNS, model_expert_ranks(c) * (model_own_experts(c) + 1)) \
+    X(DIM_EXPERT, expert_width(c)) /* width of an expert */ \
+    X(DIM_EXPERT_GATE_UP, 2 * expert_width(c)) \
+    X(DIM_STATE, c->recurrent_size) /* W, channels of a recurrence */ \
+    X(DIM_STATES_2, 2 * c->recurrent_size) \
+    X(DIM_STATES_3, 3 * c->recurrent_size) \
+    X(DIM_STATES_4, 4 * c->recurrent_size) \
+    X(DIM_CONV, c->conv_size > 0 ? c->recurrent_size : 0) /* where gates go through a convolution */ \
+    X(DIM_CONV_2, c->conv_size > 0 ? 2 * c->recurrent_size : 0) \
+    X(DIM_TAPS, c->conv_size * c->recurrent_size) \
+    X(DIM_TAPS_2, 2 * c->conv_size * c->recurrent_size) \
+    X(DIM_MAMBA_HEADS, mamba_heads(c)) \
+    X(DIM_MAMBA_GROUPS, c->mamba_n_groups * c->mamba_d_state) /* B, or C, of all groups */ \
+    X(DIM_MAMBA_READ, mamba_read(c)) /* x, B and C, which its recurrence reads */ \
+    X(DIM_MAMBA_IN, c->recurrent_size + mamba_read(c) + mamba_heads(c)) /* output of its first product */ \
+    X(DIM_MAMBA_CONV, c->conv_size > 0 ? mamba_read(c) : 0) /* where it goes through a convolution */ \
+    X(DIM_MAMBA_TAPS, c->conv_size * mamba_read(c)) \
+    X(DIM_MAMBA_STATES, c->recurrent_size * c->mamba_d_state) /* of all heads */ \
+    /* gradients of B and C, one for each head */ \
+    X(DIM_MAMBA_TERMS, 2 * mamba_heads(c) * c->mamba_d_state) \
+    X(DIM_ADAPTER, c->adapter_rank) /* r, the rank of adapters */ \
+    X(DIM_MTP_HEADS, c->mtp_depth * c->vocab_size) \
+    X(DIM_JOINED, 2 * c->hidden_size) /* an MTP module's input for a token */ \
+    X(DIM_SHARED, c->n_shared_experts * expert_width(c)) /* width of the shared experts */ \
+    X(DIM_SHARED_GATE_UP, 2 * c->n_shared_experts * expert_width(c)) \
+    X(DIM_LATENT_QUERY, c->q_lora_rank) /* of the latent of queries */ \
+    X(DIM_LATENT_KEY, c->kv_lora_rank) /* of the latent of keys and values */ \
+    X(DIM_LATENT_DOWN, c->kv_lora_rank + c->qk_rope_head_dim) \
+    X(DIM_LATENT_WIDEST, widest_latent(c)) /* the widest of both latents and the common key */ \
+    X(DIM_LATENT_ROPE, c->qk_rope_head_dim) /* R: width of the common key */ \
+    /* all of a token that heads are made of */ \
+    X(DIM_LATENT_MADE, c->q_lora_rank + c->kv_lora_rank + c->qk_rope_head_dim + latent_inner(c)) \
+    /* all that is made from the stream */ \
+    X(DIM_LATENT_ALL, (c->q_lora_rank > 0 ? c->q_lora_rank : query_width(c)) + c->kv_lora_rank + c->qk_rope_head_dim) \
+    /* per-head keys (without RoPE) and values */ \
+    X(DIM_LATENT_UP, c->num_attention_heads * (c->qk_nope_head_dim + c->v_head_dim)) \
+    X(DIM_VALUES, c->num_attention_heads * c->v_head_dim) /* values of all heads */
+/* clang-format on */
+#define DIM_CONSTANT(dim, value) dim,
+typedef enum Dim { DIMS(DIM_CONSTANT) } Dim;
 int64_t model_dim(const ModelConfig *c, Dim dim);
 
 int64_t model_usual_head_dim(const ModelConfig *c); /* the value of a head_dim of 0 */

@@ -5,6 +5,8 @@
  * parallelism. */
 #include "program/axes.h"
 
+#include <string.h>
+
 #include "base/text.h"
 #include "model/families/family.h"
 
@@ -57,22 +59,25 @@ AxisSet axes_any(ParamKind kind, int does) {
 typedef struct Rule {
     Dim dim;
     const char *name; /* in config.json, of the number that is split */
+    size_t field;     /* of ModelConfig: where a rank has its local number; 0: in none */
     bool heads;       /* split in heads, else in single elements */
     bool copies;      /* may be fewer than ranks: then several ranks hold each */
     bool uneven;      /* the last ranges may be shorter, but not empty */
 } Rule;
+#define FIELD(member) .name = #member, .field = offsetof(ModelConfig, member)
 
-static const Rule rules[] = {{DIM_QUERY, "num_attention_heads", true, false, false},
-                             {DIM_HEADS, "num_attention_heads", false, false, false},
-                             {DIM_KEY, "num_key_value_heads", true, true, false},
-                             {DIM_LATENT_UP, "num_attention_heads", true, false, false},
-                             {DIM_VALUES, "num_attention_heads", true, false, false},
-                             {DIM_INTER, "intermediate_size", false, false, false},
-                             {DIM_EXPERT, "moe_intermediate_size", false, false, false},
-                             {DIM_EXPERT_GATE_UP, "moe_intermediate_size", false, false, false},
-                             {DIM_SHARED, "moe_intermediate_size", false, false, false},
-                             {DIM_VOCAB, "vocab_size", false, false, true},
-                             {DIM_POSITIONS, "max_position_embeddings", false, false, true}};
+static const Rule rules[] = {{DIM_QUERY, FIELD(num_attention_heads), .heads = true},
+                             {DIM_HEADS, .name = "num_attention_heads"},
+                             {DIM_KEY, FIELD(num_key_value_heads), .heads = true, .copies = true},
+                             {DIM_LATENT_UP, .name = "num_attention_heads", .heads = true},
+                             {DIM_VALUES, .name = "num_attention_heads", .heads = true},
+                             {DIM_INTER, FIELD(intermediate_size)},
+                             {DIM_EXPERT, FIELD(moe_intermediate_size)},
+                             {DIM_EXPERT_GATE_UP, .name = "moe_intermediate_size"},
+                             {DIM_SHARED, .name = "moe_intermediate_size"},
+                             {DIM_VOCAB, FIELD(vocab_size), .uneven = true},
+                             {DIM_POSITIONS, FIELD(max_position_embeddings), .uneven = true}};
+#undef FIELD
 enum { RULES = sizeof rules / sizeof *rules };
 
 /* Dimensions without a rule are never split. */
@@ -197,14 +202,15 @@ static int64_t vocab_capacity(const ModelConfig *c, TpGroup s) {
 /* hidden_size is unchanged: between split products, ranks of tp hold full rows of the stream. */
 ModelConfig axes_local(const ModelConfig *c, TpGroup s) {
     ModelConfig local = *c;
-    if (s.size == 1) return local;
-    local.num_attention_heads = shard_range(c, DIM_QUERY, s).count / c->head_dim;
-    local.num_key_value_heads = shard_range(c, DIM_KEY, s).count / c->head_dim;
-    local.intermediate_size = shard_range(c, DIM_INTER, s).count;
-    if (c->moe_intermediate_size > 0) local.moe_intermediate_size = shard_range(c, DIM_EXPERT, s).count;
-    local.vocab_size = shard_range(c, DIM_VOCAB, s).count;
-    if (c->mtp_module) local.vocab_capacity = vocab_capacity(c, s);
-    if (has_learned_positions(c)) local.max_position_embeddings = shard_range(c, DIM_POSITIONS, s).count;
+    for (int i = 0; i < RULES && s.size > 1; i++) {
+        const Rule *r = &rules[i];
+        int64_t number = 0;
+        memcpy(&number, (const char *)c + r->field, sizeof number);
+        if (r->field == 0 || number == 0 || (r->dim == DIM_POSITIONS && !has_learned_positions(c))) continue;
+        number = shard_range(c, r->dim, s).count / (r->heads ? c->head_dim : 1);
+        memcpy((char *)&local + r->field, &number, sizeof number);
+    }
+    if (c->mtp_module && s.size > 1) local.vocab_capacity = vocab_capacity(c, s);
     return local;
 }
 
@@ -277,8 +283,8 @@ ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err) {
     int64_t last = 1;
     if (ranks == 1 || (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= SPLITS_MAX)) return OK;
     if (c->num_experts == 0)
-        return error_set(err, ERR_CONFIG, "mesh.ep %d: the family %s has no experts to share out: use 1",
-                         ranks, model_family(c)->model_type);
+        return error_set(err, ERR_CONFIG, "mesh.ep %d: the family %s has no experts: use 1", ranks,
+                         model_family(c)->model_type);
     while (c->num_experts % (2 * last) == 0 && 2 * last <= SPLITS_MAX) last *= 2;
     for (int64_t n = 1; n <= last; n *= 2)
         text_printf(&that, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);

@@ -462,8 +462,49 @@ static void an_mtp_module_is_a_layer_behind_the_last(void **state) {
     text_free(&text);
 }
 
+static bool has_field(const Family *f, size_t offset) {
+    for (const KeyRule *k = f->keys; k->name; k++)
+        if (k->offset == offset) return true;
+    return false;
+}
+
+/* Gives the field of a rule another value; false: the rule holds none. */
+static bool change_field(ModelConfig *c, const KeyRule *k) {
+    void *at = (char *)c + k->offset;
+    if (k->kind == KEY_SIZE || k->kind == KEY_COUNT || k->kind == KEY_OR_NULL)
+        *(int64_t *)at += 2;
+    else if (k->kind == KEY_SWITCH)
+        *(bool *)at = !*(bool *)at;
+    else if (k->kind == KEY_NUMBER || k->kind == KEY_WHOLE || k->kind == KEY_OPTIONAL)
+        *(double *)at += 0.5;
+    else
+        return false;
+    return true;
+}
+
+/* A value that config.json of the family cannot hold would be lost in its checkpoints. */
+static void keys_of_other_families_are_refused(void **state) {
+    (void)state;
+    int refused = 0;
+    for (int i = 0; families[i]; i++)
+        for (int j = 0; families[j] && families[i]->sizes->name; j++)
+            for (const KeyRule *k = families[j]->keys; k->name; k++) {
+                ModelConfig c = shape_of(families[i], families[i]->sizes);
+                Error err = {0};
+                if (model_config_complete(&c, "x", &err) != OK) fail_msg("%s", err.message);
+                if (has_field(families[i], k->offset) || !change_field(&c, k)) continue;
+                if (families[i]->arch.latent && k->offset == offsetof(ModelConfig, head_dim)) continue;
+                if (family_check(&c, "x", &err) != ERR_CONFIG)
+                    fail_msg("%s takes another %s", families[i]->model_type, k->name);
+                assert_non_null(strstr(err.message, "no key for another"));
+                refused++;
+            }
+    assert_true(refused > 100);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(published_sizes_are_met),
+                                       cmocka_unit_test(keys_of_other_families_are_refused),
                                        cmocka_unit_test(entries_are_whole),
                                        cmocka_unit_test(an_entry_is_all_it_takes),
                                        cmocka_unit_test(what_an_entry_refuses_is_named),

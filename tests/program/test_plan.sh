@@ -442,7 +442,7 @@ has err "set mesh.pp to at most 5"
 plan 78 -n 3 mesh.tp=3
 has err "mesh.tp 3 does not fit num_attention_heads 4: 1, 2 or 4 would"
 plan 78 -n 2 mesh.ep=2
-has err "mesh.ep 2: the family llama has no experts to share out: use 1"
+has err "mesh.ep 2: the family llama has no experts: use 1"
 plan 78 -n 128
 has err "8192 would"
 hasnt err "8192 or 8192"

@@ -224,7 +224,7 @@ bad 78 'mesh.pp: expected a whole number' -n 4 mesh.pp=0
 bad 78 'mesh.dp_shard' -n 4 mesh.dp_shard=-2
 bad 78 'x mesh.tp 3 = 3 does not divide 4 ranks' -n 4 mesh.tp=3
 bad 78 'mesh.cp 4 by all_to_all does not divide num_key_value_heads 2: 1 or 2 would, or mesh.cp_comm: all_gather' -n 4 mesh.cp=4 mesh.cp_comm=all_to_all
-bad 78 'mesh.ep 2: the family llama has no experts to share out: use 1' -n 4 mesh.ep=2
+bad 78 'mesh.ep 2: the family llama has no experts: use 1' -n 4 mesh.ep=2
 bad 78 'needs at least 2 ranks, and there are 1' mesh.pp=2
 bad 78 'did you mean mesh.dp_shard' -n 4 mesh.dp_shards=2
 bad 2 '--ranks' -n 0

@@ -93,14 +93,21 @@ static ErrorCode refuse_field(const Family *f, const char *where, const char *fi
         where, f->model_type, field);
 }
 
-/* Exact: a run or a file that sets the family's number has that very number. */
-static bool equal(double a, double b) { return a >= b && a <= b; }
+/* Bytes of the value that a rule of this kind holds in its field; 0: family_check has its own conditions. */
+static size_t field_bytes(KeyKind kind) {
+    bool integer = kind == KEY_SIZE || kind == KEY_COUNT || kind == KEY_OR_NULL;
+    bool number = kind == KEY_NUMBER || kind == KEY_WHOLE || kind == KEY_OPTIONAL;
+    return integer ? sizeof(int64_t) : number ? sizeof(double) : kind == KEY_SWITCH ? sizeof(bool) : 0;
+}
 
-/* Checks each field for which some family has no key: there c must have the value that every model of the
- * family has. A checkpoint writes only the family's config.json, so a field without a key would be lost, and
- * the file read as another model. Called on a complete shape, so zeros that mean "the usual" are filled
- * in. */
-static ErrorCode check_fields(const ModelConfig *c, const char *where, Error *err) {
+/* Exact: a run or a file that sets the family's number has that very number. */
+static bool same_field(const KeyRule *k, const ModelConfig *a, const ModelConfig *b) {
+    size_t bytes = field_bytes(k->kind);
+    return bytes == 0 || memcmp((const char *)a + k->offset, (const char *)b + k->offset, bytes) == 0;
+}
+
+/* Fields with several names among the families, or whose usual value depends on other fields. */
+static ErrorCode check_named_fields(const ModelConfig *c, const char *where, Error *err) {
     const Family *f = model_family(c);
     const ModelConfig *d = &f->defaults;
 #define FIELD(name) #name, offsetof(ModelConfig, name)
@@ -109,38 +116,30 @@ static ErrorCode check_fields(const ModelConfig *c, const char *where, Error *er
         size_t offset;
         bool same;
     } fields[] = {
-        {FIELD(attention_bias), c->attention_bias == d->attention_bias},
-        {FIELD(mlp_bias), c->mlp_bias == d->mlp_bias},
-        {FIELD(tie_word_embeddings), c->tie_word_embeddings == d->tie_word_embeddings},
         {FIELD(num_key_value_heads), c->num_key_value_heads == c->num_attention_heads},
         {FIELD(head_dim), f->arch.latent || c->head_dim == c->hidden_size / c->num_attention_heads},
-        {FIELD(query_pre_attn_scalar), equal(c->query_pre_attn_scalar, d->query_pre_attn_scalar)},
-        {FIELD(attn_logit_softcapping), equal(c->attn_logit_softcapping, d->attn_logit_softcapping)},
-        {FIELD(final_logit_softcapping), equal(c->final_logit_softcapping, d->final_logit_softcapping)},
         {FIELD(num_experts), c->num_experts == d->num_experts},
-        {FIELD(num_experts_per_tok), c->num_experts_per_tok == d->num_experts_per_tok},
         {FIELD(moe_intermediate_size), c->moe_intermediate_size == d->moe_intermediate_size},
-        {FIELD(norm_topk_prob), c->norm_topk_prob == d->norm_topk_prob},
-        {FIELD(router_aux_loss_coef), equal(c->router_aux_loss_coef, d->router_aux_loss_coef)},
-        {FIELD(output_router_logits), c->output_router_logits == d->output_router_logits},
-        {FIELD(first_k_dense_replace), c->first_k_dense_replace == 0},
-        {FIELD(n_shared_experts), c->n_shared_experts == d->n_shared_experts},
-        {FIELD(attn_scale), equal(c->attn_scale, 0)},
-        {FIELD(floor_scale), c->floor_scale == 0},
-        {FIELD(use_qk_norm), !c->use_qk_norm},
-        {FIELD(n_group), c->n_group == 0},
-        {FIELD(topk_group), c->topk_group == 0},
-        {FIELD(routed_scaling_factor), equal(c->routed_scaling_factor, 0)},
-        {FIELD(q_lora_rank), c->q_lora_rank == 0},
-        {FIELD(kv_lora_rank), c->kv_lora_rank == 0},
-        {FIELD(qk_nope_head_dim), c->qk_nope_head_dim == 0},
-        {FIELD(qk_rope_head_dim), c->qk_rope_head_dim == 0},
-        {FIELD(v_head_dim), c->v_head_dim == 0},
     };
 #undef FIELD
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (!fields[i].same && !reads_field(f, fields[i].offset))
             return refuse_field(f, where, fields[i].name, err);
+    return OK;
+}
+
+/* A field for which another family has a key and this one has none must have the value that every model of
+ * the family has. A checkpoint writes only the family's config.json, so another value would be lost, and the
+ * file read as another model. Called on a complete shape, so zeros that mean "the usual" are filled in. */
+static ErrorCode check_fields(const ModelConfig *c, const char *where, Error *err) {
+    const Family *f = model_family(c);
+    ModelConfig d = f->defaults;
+    TRY(check_named_fields(c, where, err));
+    d.num_key_value_heads = c->num_key_value_heads, d.head_dim = c->head_dim;
+    for (const Family *const *other = families; *other; other++)
+        for (const KeyRule *k = (*other)->keys; k->name; k++)
+            if (!reads_field(f, k->offset) && !same_field(k, c, &d))
+                return refuse_field(f, where, k->name, err);
     return OK;
 }
 
@@ -155,10 +154,11 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
         return refuse_field(f, where, "rope_local_theta", err);
     if (f->arch.local_rotation && rope_is_scaled(&c->rope_scaling) && c->rope_scaling.kind == ROPE_YARN &&
         !c->rope_scaling.truncate)
-        return error_set(err, ERR_CONFIG,
-                         "%s: yarn with truncate false is not supported in the family %s: transformers "
-                         "truncates where layers are told apart, whatever an object says: leave it out",
-                         where, f->model_type);
+        return error_set(
+            err, ERR_CONFIG,
+            "%s: yarn with truncate false is not supported in the family %s: transformers "
+            "truncates where a family has two kinds of layers, whatever the file has: leave it out",
+            where, f->model_type);
     if (f->arch.longrope && rope_is_scaled(&c->rope_scaling) && c->rope_scaling.kind != ROPE_LONGROPE)
         return error_set(err, ERR_CONFIG, "%s: the family %s has no scaling of the rotation but longrope",
                          where, f->model_type);
