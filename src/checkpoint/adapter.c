@@ -158,13 +158,14 @@ static ErrorCode find_base(AdapterDir *a, const char *base, Error *err) {
     char shown[300];
     const char *where = base ? base : a->config.base;
     if (!where)
-        return error_set(err, ERR_NOINPUT, "%s/%s does not say of which model it is: say --base DIR", a->dir,
-                         ADAPTER_CONFIG);
+        return error_set(err, ERR_NOINPUT, "%s/%s does not name its base model: give it with --base DIR",
+                         a->dir, ADAPTER_CONFIG);
     ErrorCode code = checkpoint_find_model(where, &a->base, err);
     if (code != ERR_NOINPUT || base) return code;
-    return error_set(err, ERR_NOINPUT,
-                     "%s is an adapter of the model %s, which is not there: say where it is with --base DIR",
-                     a->dir, error_escape(shown, sizeof shown, where, strlen(where)));
+    return error_set(
+        err, ERR_NOINPUT,
+        "%s is an adapter of the model %s, which is not there: give its directory with --base DIR", a->dir,
+        error_escape(shown, sizeof shown, where, strlen(where)));
 }
 
 /* The A matrices, in the order of names; check_tensors looks for the B matrices. */

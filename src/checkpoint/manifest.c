@@ -184,7 +184,7 @@ static ErrorCode parse_sum(const cJSON *item, const char *where, uint64_t *sum, 
 static ErrorCode parse_segment(ManifestSegment *p, const cJSON *item, const char *where, Error *err) {
     int64_t bytes = 0;
     if (!cJSON_IsObject(item))
-        return error_set(err, ERR_DATA, "%s: a piece of a tensor is not an object", where);
+        return error_set(err, ERR_DATA, "%s: a segment of a tensor is not an object", where);
     TRY(json_get_int(item, where, "bytes", true, 1, INT64_C(1) << 52, &bytes, err));
     p->bytes = (uint64_t)bytes;
     return parse_sum(cJSON_GetObjectItemCaseSensitive(item, "checksum"), where, &p->sum, err);
@@ -418,8 +418,8 @@ static ErrorCode check_tensor(const Checking *c, const ManifestTensor *listed, c
     }
     if (at == end && listed->count > 0) return OK;
     char shown[128];
-    return error_set(err, ERR_DATA, "%s: %s: the pieces in the manifest do not make up the tensor", s->where,
-                     error_escape(shown, sizeof shown, t->name, strlen(t->name)));
+    return error_set(err, ERR_DATA, "%s: %s: the segments in the manifest do not make up the tensor",
+                     s->where, error_escape(shown, sizeof shown, t->name, strlen(t->name)));
 }
 
 /* The file must have exactly the listed tensors: one that was added by hand is damage. */

@@ -36,7 +36,7 @@ const Verb verb_config = {
     .name = "config",
     .summary = "the resolved configuration, with the source of each value",
     .synopsis = "[CONFIG.yaml | RUN [section.key=value ...]]",
-    .details = "Each line says where its value came from: default, file:line, or command line. Without a "
+    .details = "Each line shows where its value came from: default, file:line, or command line. Without a "
                "file: all defaults. Of a run directory: its config.yaml; keys that weft called by "
                "another name then have the names of today.\n\n"
                "Examples:\n"

@@ -178,7 +178,8 @@ const Verb verb_data_prune = {
     .details =
         "Lists the token caches of a directory (data.cache_dir; default .weft-cache) with their size and "
         "last "
-        "use, and says of each whether it would be removed and why. Caches that a configuration or a run "
+        "use, and reports for each whether it would be removed, and why. Caches that a configuration or a "
+        "run "
         "named here uses stay, and so do those that a process has open, on this host or another. Of the "
         "others those go that were last used more than 30 days ago (--older-than), and builds that were "
         "interrupted a day ago. Nothing is removed without --delete. What goes and is wanted again is "

@@ -62,7 +62,7 @@ static ErrorCode choose(Chosen *c, const char *where, size_t wanted, Error *err)
     if (code == OK && c->count < wanted)
         code = error_set(
             err, ERR_NOINPUT,
-            "%s: %zu good checkpoints, but the average is to be of %zu (checkpoint.keep says how many a "
+            "%s: %zu good checkpoints, but the average is to be of %zu (checkpoint.keep is how many a "
             "run keeps)",
             dir, c->count, wanted);
     checkpoint_set_free(&there);

@@ -162,7 +162,7 @@ void man_write(Text *out) {
         out,
         ".SH ENVIRONMENT\n"
         ".TP\n.B NO_COLOR\nno colour on a terminal\n"
-        ".TP\n.B OMP_NUM_THREADS\nnumber of threads, where the configuration does not say\n"
+        ".TP\n.B OMP_NUM_THREADS\nnumber of threads, unless the configuration sets it\n"
         ".TP\n.B OMP_WAIT_POLICY\nhow threads wait for each other; without it (and without "
         "GOMP_SPINCOUNT or KMP_BLOCKTIME) they spin, and sleep while other programs use the cores\n"
         ".TP\n.B WEFT_CPU\nkernels to use in place of the best for the processor\n"

@@ -69,7 +69,7 @@ ErrorCode stored_type(const Arguments *args, SafeType *out, Error *err);
 
 /* clang-format off */
 #define BASE_FLAG \
-    {"--base", 0, "DIR", "of an adapter: where its base model is, when not where it says itself"}
+    {"--base", 0, "DIR", "of an adapter: the directory of its base model, if not the one that it names"}
 /* clang-format on */
 #define MODEL_FLAGS                                                                                     \
     {"--tokenizer", 0, "SPEC",                                                                          \

@@ -83,7 +83,7 @@ static const Flag train_flags[] = {
     {"--vocab", 'n', "N", "entries of the vocabulary in all: 256 bytes, merges, special tokens"},
     {"--out", 'o', "FILE", "the tokenizer.json to write"},
     {"--pattern", 'p', "NAME",
-     "how text is cut into pieces: gpt2, llama3 (default), qwen2, qwen35, tekken or o200k"},
+     "how text is cut into pre-tokens: gpt2, llama3 (default), qwen2, qwen35, tekken or o200k"},
     {"--special", 's', "A,B,...",
      "special tokens, with the last ids; default <|begin_of_text|>,<|end_of_text|>"},
     {"--key", 'k', "NAME", "JSON lines and Parquet: the member or column that holds the text; default text"},

@@ -28,7 +28,8 @@
 #include "train/trainer.h"
 
 static const Flag flags[] = {
-    {"--ranks", 'n', "N", "start N processes on this machine, joined by MPI; the mesh says what each does"},
+    {"--ranks", 'n', "N",
+     "start N processes on this machine, joined by MPI; the keys of mesh define what each does"},
     {"--restarts", 0, "N",
      "start the run again, at most N times, when it is killed or fails in a way that may pass"},
     {"--inject", 0, "FAULTS",
@@ -205,11 +206,12 @@ const Verb verb_train = {
         "signal kills it or it fails in a way that may pass; what is wrong with the command line, the "
         "configuration or the data is not tried again.\n\n"
         "With -n N it runs as N processes on this machine, started by mpirun; on several machines start it "
-        "by mpirun or srun yourself. The keys of mesh say how they divide the work.\n\n"
-        "Behind a key stands what another value of it does to a run that goes on: \"on resume: another "
-        "curve\" is refused unless run.allow_changes names the key, last bits and other figures are reported "
-        "in log and journal, and where nothing stands the same bits go on. What a configuration leaves open "
-        "(auto, 0) is what the run had.\n\n"
+        "by mpirun or srun yourself. The keys of mesh define how they divide the work.\n\n"
+        "Each key below lists what another value of it does to a resumed run: \"on resume: another curve\" "
+        "is "
+        "refused unless run.allow_changes names the key, other last bits and other figures are reported in "
+        "log and journal, and a key without a note keeps the bits. A value that a configuration leaves open "
+        "(auto, 0) stays as the run had it.\n\n"
         "--inject kills, stops, slows or corrupts a rank in a given step, or on entering a phase of the run, "
         "to see that it survives that; see docs/use/reliability.md.\n\n"
         "Examples:\n"

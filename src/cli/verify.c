@@ -337,7 +337,7 @@ static ErrorCode verify_step(const Arguments *args, Error *err) {
 
 static ErrorCode run_verify(const Arguments *args, Error *err) {
     bool step = arguments_has(args, "--step"), chain = arguments_has(args, "--chain");
-    if (step == chain) return error_set(err, ERR_USAGE, "say either --step K or --chain");
+    if (step == chain) return error_set(err, ERR_USAGE, "give either --step K or --chain");
     if (chain && args->operand_count > 1)
         return error_set(err, ERR_USAGE, "--chain reads the log alone and takes no keys");
     return chain ? verify_chain(args, err) : verify_step(args, err);

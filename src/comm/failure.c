@@ -468,9 +468,10 @@ static _Noreturn void end_blocked(Comm *c) {
     if (stopped.length)
         error_set(&err, ERR_PEER, "%s: stopped, and answers nobody; " AGAIN, stopped.data);
     else
-        error_set(&err, ERR_PEER,
-                  "no rank of this machine is stopped: ranks that did not say above what they wait for hang, "
-                  "here or on another machine; " AGAIN);
+        error_set(
+            &err, ERR_PEER,
+            "no rank of this machine is stopped: ranks that did not report above what they wait for hang, "
+            "here or on another machine; " AGAIN);
     print_failure("", &err);
     pause_ms(50);
     end_all(c, false, ERR_PEER);

@@ -312,7 +312,7 @@ static ErrorCode refuse_stuck(const Launch *l, Error *err) {
     error_set(
         err, ERR_PEER,
         "ranks hang behind their last step: %s had not ended %g s after the first that did "
-        "(comm.watchdog_s, at least %d s), and mpirun was told to end them; with --restarts N a run goes "
+        "(comm.watchdog_s, at least %d s), and mpirun was asked to end them; with --restarts N a run goes "
         "on from its last checkpoint",
         stuck.data, l->limit, LEAST_LINGER_S);
     text_free(&stuck);
@@ -366,7 +366,7 @@ static ErrorCode judge(const Launch *l, Error *err) {
         return error_set(err, ERR_UNAVAILABLE, "cannot start %s: apt-get install %s", comm_launcher(),
                          l->kind->package);
     if (end.code == 0 && unreported)
-        return error_set(err, ERR_PEER, "a rank was killed: it did not say how it ended, and nor does %s",
+        return error_set(err, ERR_PEER, "a rank was killed: it did not report how it ended, and nor does %s",
                          comm_launcher());
     if (end.code == 0) return OK;
     if (l->kind->failed && end.code == l->kind->failed) fputs(l->output.length ? l->output.data : "", stderr);

@@ -18,21 +18,21 @@ const Option mesh_options[] = {
     /* -1 by default: all ranks that no other axis takes shard the parameters, so that nobody need compute the
      * mesh. Rajbhandari and others, "ZeRO", 2020; Zhao and others, "PyTorch FSDP", 2023. */
     INT("mesh.dp_shard", dp_shard, "-1", -1, 1e6, SUMS,
-        "Ranks that share parameters, gradients and optimizer out among them: FSDP; -1: the ranks that are "
-        "left.",
+        "Ranks over which parameters, gradients and optimizer states are sharded (FSDP); -1: the ranks "
+        "that are left.",
         ELSEWHERE(
             "dp dp_size data_parallel_size data_parallel_degree data_parallel_shard_degree fsdp fsdp_type")),
     INT("mesh.cp", cp, "1", 1, 1e6, SUMS,
-        "Context-parallel ranks: they share the tokens of each sequence, and what a rank holds as dp_shard "
-        "does; see mesh.cp_comm.",
+        "Context-parallel ranks: each has a shard of the tokens of each sequence, and of the parameters as "
+        "with dp_shard; see mesh.cp_comm.",
         ELSEWHERE("cp_size context_parallel_degree context_parallel_size")),
     INT("mesh.tp", tp, "1", 1, 1e6, NOTHING,
-        "Tensor-parallel ranks: they share heads, the MLP, the vocabulary, and the tokens between them; the "
-        "curve has the same bits (numerics.tp_invariant_up_to).",
+        "Tensor-parallel ranks: each has a shard of the heads, the MLP, the vocabulary, and between these "
+        "layers of the tokens; the curve has the same bits (numerics.tp_invariant_up_to).",
         ELSEWHERE("tp_size tensor_parallel_degree tensor_parallel_size tensor_model_parallel_size")),
     INT("mesh.ep", ep, "1", 1, 1e6, NOTHING,
-        "Expert-parallel ranks: of those of dp_shard x cp, so many neighbours share the experts of each "
-        "layer out, and send them each other's tokens; a power of two. The curve has the same bits.",
+        "Expert-parallel ranks: the experts of each layer are sharded over so many neighbours of dp_shard x "
+        "cp, which send each other the tokens; a power of two. The curve has the same bits.",
         ELSEWHERE("ep_size expert_parallel_degree expert_model_parallel_size")),
     TABLE_END};
 
@@ -46,7 +46,7 @@ const Option comm_options[] = {
            LOCAL),
     /* Has no effect on the curve, so a resumed run may raise it. */
     REAL("comm.watchdog_s", watchdog_s, "600", 0, 1e9, NOTHING,
-         "A rank that waits this many seconds for another ends the run, and each says what it was doing; 0: "
-         "never.",
+         "A rank that waits this many seconds for another ends the run, and each reports what it was doing; "
+         "0: never.",
          ELSEWHERE("init_timeout_seconds train_timeout_seconds ddp_timeout")),
     TABLE_END};

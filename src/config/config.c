@@ -298,7 +298,7 @@ static ErrorCode check_range_test(const OptionSet *set, const ScheduleOptions *s
     if (s->kind != SCHEDULE_RANGE || s->min_factor > 0) return OK;
     return options_fail(set, "lr_schedule.min_factor", err,
                         "lr_schedule.kind: range starts at this share of optimizer.lr, which must be above "
-                        "0: 1e-5, say");
+                        "0: for example 1e-5");
 }
 
 /* Names in run.allow_changes that are not keys: facts about a run's data, and keys that only another version

@@ -96,7 +96,7 @@ const Option data_options[] = {
          "Share of each source kept out of training for validation.",
          ELSEWHERE("val_ratio val_split validation_split use_val_from_train_src")),
     CHOICE("data.holdout_by", holdout_by, "position", CHOICE_WORDS(HOLDOUT_KINDS), CURVE,
-           "How that share is drawn: up to 64 stretches of tokens, or documents by a hash of their text, so "
+           "How that share is drawn: up to 64 runs of tokens, or documents by a hash of their text, so "
            "that it depends on nothing else."),
     /* The path may differ between machines; the fingerprint of its content counts. The default needs no file,
      * so that the smallest configuration trains. */

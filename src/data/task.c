@@ -292,7 +292,7 @@ static ErrorCode read_task(TaskBuilder *m, const TaskSource *source, Error *err)
     bool other = source->examples && *source->examples;
     *e = (Examples){.shots = source->num_fewshot, .own = !other};
     if (other && e->shots == 0)
-        return error_set(err, ERR_CONFIG, "%s: examples goes with num_fewshot: say how many of %s",
+        return error_set(err, ERR_CONFIG, "%s: examples goes with num_fewshot: set how many of %s",
                          source->path, source->examples);
     if (e->shots > 0 && m->task->format->kind == TASK_TEXT)
         return error_set(err, ERR_CONFIG,

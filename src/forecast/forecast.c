@@ -461,9 +461,8 @@ static void put_why(const Forecast *f, Text *out) {
                     (int)STEP_RECORD_BYTES, program_record_rounds(mesh->world));
     if (mesh_size(mesh, MESH_EXPERTS) > 1)
         text_printf(out,
-                    "  dispatch over ep: where tokens go evenly; memory has room for %.4g times a rank's own "
-                    "assignments "
-                    "at a time\n",
+                    "  dispatch over ep: where tokens go evenly; buffers hold %.4g times a rank's local "
+                    "assignments at a time\n",
                     f->config->train.ep_buffer_factor);
 }
 

@@ -179,7 +179,7 @@ ErrorCode parquet_rows_skip_to(ParquetRows *r, uint64_t row, Error *err) {
 static ErrorCode damaged(const ParquetRows *r, const Column *c, Error *err) {
     return error_set(err, ERR_DATA,
                      "%s: damaged Parquet data: near row %" PRIu64
-                     " column '%s' does not fit those beside it; fetch the file again",
+                     " column '%s' does not fit its neighbours; fetch the file again",
                      r->path, c->slot.row + 1, c->path);
 }
 

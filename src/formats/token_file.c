@@ -189,7 +189,7 @@ static ErrorCode read_llmc(TokenFile *f, uint64_t magic, Error *err) {
 static ErrorCode read_plain(TokenFile *f, TokenType type, Error *err) {
     if (type == TOKEN_TYPE_AUTO)
         return error_set(err, ERR_DATA,
-                         "%s: no header tells the type of its ids: give the source dtype: uint16, uint32 or "
+                         "%s: no header gives the type of its ids: give the source dtype: uint16, uint32 or "
                          "int32",
                          f->file.path);
     set_type(f, type);

@@ -212,10 +212,11 @@ void listener_send(Listener *l, const char *line, size_t length, Text *message) 
     } else {
         l->left_out++;
         if (!l->reported)
-            text_printf(message,
-                        "metrics.command: %s does not keep up: from here on it gets the records that it has "
-                        "room for",
-                        l->name);
+            text_printf(
+                message,
+                "metrics.command: %s does not keep up: from here on records that do not fit its pipe are "
+                "left out",
+                l->name);
         l->reported = true;
     }
 }

@@ -72,7 +72,7 @@ LrRange lr_range_find(const MetricsTable *t) {
 
 void lr_range_describe(const LrRange *r, Text *out) {
     if (!r->known) {
-        text_printf(out, "nothing can be said: fewer than %d logged steps, or the loss did not fall",
+        text_printf(out, "no suggestion: fewer than %d logged steps, or the loss did not fall",
                     LR_RANGE_MINIMUM);
         return;
     }

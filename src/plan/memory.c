@@ -622,10 +622,10 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     if (plan->separate_memory)
         text_printf(
             out,
-            "  outside: on the device %s by which pools are rounded up to whole pieces of %s, and what\n"
-            "           driver, kernels and libraries take: some 0.5 to 1 GiB is an estimate, and nothing\n"
-            "           measured is behind it; a run says what they took when it starts; on the host\n"
-            "           libraries, heap, buffers of MPI, and what was read of the token cache\n",
+            "  outside: on the device %s by which pools are rounded up to multiples of %s, and memory of\n"
+            "           driver, kernels and libraries: some 0.5 to 1 GiB is an estimate, not a measurement;\n"
+            "           a run reports it when it starts; on the host libraries, heap, buffers of MPI, and\n"
+            "           the pages of the token cache that were read\n",
             text_bytes((double)(memory_plan_taken(plan) - memory_plan_pools(plan)), size),
             text_bytes((double)plan->granularity, granularity));
     else

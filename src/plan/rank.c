@@ -187,11 +187,11 @@ static ErrorCode check_whole(const RankPlan *p, TpGroup tp, Error *err) {
             p->model.cp.ranks);
     if (p->spec.noise && model_exact_chunks(&p->model) > 1)
         return error_set(err, ERR_CONFIG,
-                         "metrics.noise_scale: sums that cp may share are in parts until they are rounded: "
+                         "metrics.noise_scale: sums that cp may split are partial until they are rounded: "
                          "set numerics.cp_invariant_up_to to 1");
     if (p->spec.noise && (tp.size > 1 || tp.splits > 1))
         return error_set(err, ERR_CONFIG,
-                         "metrics.noise_scale: sums that tp may share are in parts until the end of a step: "
+                         "metrics.noise_scale: sums that tp may split are partial until the end of a step: "
                          "set mesh.tp to 1 and numerics.tp_invariant_up_to to 0");
     return OK;
 }

@@ -422,7 +422,7 @@ static const char *check_backward(Check *c, Action a) {
     if (wrong) return wrong;
     if (grads == DGRAD) state(c, a)->ops[RUN_WGRAD] |= weightless(c, a);
     bool ends = grads & DGRAD && program_ends_unit(c->p, a);
-    return ends && !(*mark(c, a.unit, a.microbatch) & DONE_WGRAD) ? "comes before what is late" : NULL;
+    return ends && !(*mark(c, a.unit, a.microbatch) & DONE_WGRAD) ? "comes before a delayed wgrad" : NULL;
 }
 
 /* Its ops are checked like those of the pass to which they belong. */

@@ -12,11 +12,11 @@ const Option tokenizer_options[] = {
     TEXTS("tokenizer.special", special, "", CONTENT,
           "Special tokens of a tiktoken rank file, with the ids behind its ranks; empty: those of its kind."),
     TEXT("tokenizer.bos", bos, "", CONTENT,
-         "The token that begins a text, by its text, or none; empty: as tokenizer_config.json and names in "
-         "use say."),
+         "The token that begins a text, by its text, or none; empty: from tokenizer_config.json and names in "
+         "use."),
     TEXTS("tokenizer.eos", eos, "", CONTENT,
           "The token that ends a text, or several, of which the first ends documents and all are the model's "
-          "eos_token_id; none; empty: as tokenizer_config.json, names in use and model.init say."),
+          "eos_token_id; none; empty: from tokenizer_config.json, names in use and model.init."),
     TEXT("tokenizer.pad", pad, "", NOTHING,
          "The token that fills up rows elsewhere, for pad_token_id; empty: that of model.init."),
     TABLE_END};

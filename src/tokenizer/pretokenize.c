@@ -339,8 +339,9 @@ static ErrorCode find_match(const SplitStep *s, SplitState *state, const char *t
     *found = rc >= 0;
     if (rc >= 0 || (rc == PCRE2_ERROR_NOMATCH && !s->whole)) return OK;
     /* Every character is a letter, a digit, white space or something else, so a whole pattern matches. */
-    return error_set(err, ERR_INTERNAL, "PCRE2 found no piece at byte %zu of a text of %zu bytes (code %d)",
-                     from, length, rc);
+    return error_set(err, ERR_INTERNAL,
+                     "PCRE2 found no pre-token at byte %zu of a text of %zu bytes (code %d)", from, length,
+                     rc);
 }
 
 /* The step's pre-token that starts at `from`, within a pre-token of the previous step that ends at
@@ -359,8 +360,8 @@ static ErrorCode next_pre_token(const SplitStep *s, SplitState *state, SplitLeve
     *l = found ? (SplitLevel){.from = from + range[0], .to = from + range[1]} : (SplitLevel){.from = limit};
     l->end = l->from == from ? l->to : l->from;
     if (l->end > from && l->end <= limit && (l->end == l->to || !s->whole)) return OK;
-    return error_set(err, ERR_INTERNAL, "PCRE2 found an odd piece at byte %zu of a text of %zu bytes", from,
-                     limit);
+    return error_set(err, ERR_INTERNAL, "PCRE2 found an odd pre-token at byte %zu of a text of %zu bytes",
+                     from, limit);
 }
 
 /* Where a step's pre-token ends, one of every later step ends too. So all steps whose pre-token ends at

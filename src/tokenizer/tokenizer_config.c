@@ -105,7 +105,7 @@ static ErrorCode find_in_config(const Tokenizer *t, const char *where, const cJS
     if (!text) return OK;
     ErrorCode code = find_token(t, where, name, text, id, err);
     if (code != OK)
-        error_context(err, "tokenizer_config.json next to it (correct it there, or say tokenizer.%.3s)",
+        error_context(err, "tokenizer_config.json next to it (correct it there, or set tokenizer.%.3s)",
                       name);
     return code;
 }

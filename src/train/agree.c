@@ -418,6 +418,6 @@ ErrorCode agree_on_rounding(Comm *comm, Device *d, bool products, int set, int s
     return refuse(
         comm, &report, ERR_CONFIG,
         "ranks hold copies of parameters, which each updates by itself, and these kernels round "
-        "otherwise: give all ranks one run.device, or let them share the parameters (mesh.dp_shard)",
+        "otherwise: give all ranks one run.device, or shard the parameters over them (mesh.dp_shard)",
         err);
 }

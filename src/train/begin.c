@@ -172,7 +172,7 @@ static ErrorCode check_init_tokenizer(const Trainer *t, const char *dir, Error *
     if (same || changes_allowed(t->c, "tokenizer")) return OK;
     return error_set(err, ERR_CONFIG,
                      "data.tokenizer, %s, is not the tokenizer of model.init, %s: set "
-                     "data.tokenizer=%s/tokenizer.json, or say run.allow_changes=[tokenizer]",
+                     "data.tokenizer=%s/tokenizer.json, or set run.allow_changes=[tokenizer]",
                      t->c->data.tokenizer, t->c->model.init, dir);
 }
 

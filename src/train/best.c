@@ -106,7 +106,7 @@ ErrorCode best_open(Best *b, const char *figure, const Dataset *d, const Tasks *
     else
         error_set(err, ERR_CONFIG,
                   "checkpoint.keep_best: \"%s\" is not measured, nor is anything else: set data.validation, "
-                  "data.validation_fraction or evaluation.tasks, and then validation/loss, say",
+                  "data.validation_fraction or evaluation.tasks, and then for example validation/loss",
                   shown);
     text_free(&known);
     return ERR_CONFIG;

@@ -176,7 +176,7 @@ static ErrorCode refuse_differences(const Differences *d, Error *err) {
                          d->refused.data, more, it);
     return error_set(
         err, ERR_CONFIG,
-        "%s%s, which would change the curve: put %s back, or say run.allow_changes=[%s], or start over with "
+        "%s%s, which would change the curve: put %s back, or set run.allow_changes=[%s], or start over with "
         "run.overwrite=true",
         d->refused.data, more, it, d->keys.data);
 }
@@ -188,7 +188,7 @@ static ErrorCode check_unknown(const Text *unknown, const Config *c, Text *messa
     if (!changes_allowed(c, "unknown"))
         return error_set(err, ERR_CONFIG,
                          "the checkpoint has keys that this weft does not know, which may change the curve: "
-                         "%s; go on with the weft that wrote it, or say run.allow_changes=[unknown], or "
+                         "%s; go on with the weft that wrote it, or set run.allow_changes=[unknown], or "
                          "start over with run.overwrite=true",
                          unknown->data);
     text_printf(message, "%skeys that this weft does not know are dropped: %s (%s)",

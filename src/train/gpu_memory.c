@@ -103,7 +103,7 @@ static void put_bytes(Text *out, const char *before, uint64_t bytes, const char 
 static void name_others(const GpuMemory *g, Text *out) {
     if (g->untouched == 0) {
         put_bytes(out, "driver, libraries and other processes ", less(g->total, g->connected),
-                  " (no NVML here tells them apart)");
+                  " (without NVML they are not separated)");
         return;
     }
     put_bytes(out, "driver and libraries ", less(g->untouched, g->connected), "");
@@ -127,7 +127,7 @@ static void judge(const GpuMemoryUse *o, Verdict *v) {
     put_bytes(&out, ", ", g->total, ": ");
     put_bytes(&out, "pools take ", g->granules, ", and ");
     put_bytes(&out, "", g->connected, " are free; ");
-    put_bytes(&out, "planned are ", g->pools, ", each pool in whole pieces of ");
+    put_bytes(&out, "planned are ", g->pools, ", each pool in multiples of ");
     put_bytes(&out, "", o->device->granularity, "; taken already: ");
     name_others(g, &out);
     text_puts(&out,
@@ -159,7 +159,7 @@ static void report_pools(const GpuMemoryUse *o) {
     name_gpu(o, ", which has least left", &out);
     put_bytes(&out, ", ", g->total, ": ");
     put_bytes(&out, "pools ", took, took == g->granules ? ", as planned (" : ", not as planned (");
-    put_bytes(&out, "", g->pools, ", each in whole pieces of ");
+    put_bytes(&out, "", g->pools, ", each in multiples of ");
     put_bytes(&out, "", o->device->granularity, "");
     if (took != g->granules) put_bytes(&out, ": ", g->granules, "; others may have come or gone meanwhile");
     text_puts(&out, "), ");

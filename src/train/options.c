@@ -97,13 +97,14 @@ const Option train_options[] = {
      * loss, so no gradient; DeepSeek-V3 used 0.001 for most of its training. */
     REAL("train.router_bias_speed", train.router_bias_speed, "0", 0, 1, CURVE,
          "Balance of experts without a loss: what is added after each step to the bias by which an expert is "
-         "chosen, if it had fewer tokens than the mean, and taken off if it had more; 0 is none. Where "
-         "nobody says it, experts that start from random weights have 0.02, of llama4_text 0.01, of "
-         "deepseek_v3 0.001.",
+         "chosen, if it had fewer tokens than the mean, and taken off if it had more; 0 is none. By "
+         "default, experts that start from random weights have 0.02, of llama4_text 0.01, of deepseek_v3 "
+         "0.001.",
          ELSEWHERE("load_balance_coeff router_bias_update_speed moe_router_bias_update_rate")),
     REAL("train.ep_buffer_factor", train.ep_buffer_factor, "1.25", 1, 64, NOTHING,
          "With mesh.ep: rows that a rank's experts have memory for at a time, as a multiple of those of its "
-         "own tokens. What is more comes in further rounds: nothing is dropped, and the bits are the same.",
+         "local tokens. More rows take several dispatch chunks: nothing is dropped, and the bits are the "
+         "same.",
          WAS("train.expert_capacity")),
     /* Gloeckle and others, "Better & faster large language models via multi-token prediction", 2024: separate
      * heads on the same hidden states. They are part of the trained model. */
@@ -150,14 +151,15 @@ const Option train_options[] = {
     /* For partials and the tree over them see device/shapes.h, base/tree.h. Fixed for the life of a run, so
      * that it may continue with fewer tensor-parallel ranks and the same bits. */
     INT("numerics.tp_invariant_up_to", numerics.tp_invariant_up_to, "0", 0, 64, BITS,
-        "Pieces into which sums that mesh.tp shares are cut, on one rank as well: every degree whose share "
-        "of them is a power of two has the same bits; 0: mesh.tp when the run begins.",
+        "Splits of the sums that mesh.tp shards, on one rank as well: every degree that leaves each rank a "
+        "power of two of them has the same bits; 0: mesh.tp when the run begins.",
         WAS("numerics.canonical_tp")),
 
     /* The same for tokens. In fast numerics cp is one more axis whose ranks contribute terms to a sum. */
     INT("numerics.cp_invariant_up_to", numerics.cp_invariant_up_to, "0", 0, 4096, BITS,
-        "Spans of a microbatch's tokens whose gradients exact numerics round each by itself, on one rank as "
-        "well: every mesh.cp that divides it has the same bits, by all_gather where that takes two of them "
+        "Exact chunks of a microbatch's tokens, whose gradients exact numerics round each by itself, on one "
+        "rank as well: every mesh.cp that divides it has the same bits, by all_gather where that takes two "
+        "of them "
         "or more, in powers of two; 0: mesh.cp when the run begins, twice that by all_gather. Fast numerics "
         "have none.",
         WAS("numerics.canonical_cp")),

@@ -91,7 +91,7 @@ static ErrorCode check_pairs(const ModelConfig *m, Error *err) {
         return error_set(
             err, ERR_CONFIG,
             "model.window_period is %lld and model.window_layers %lld, but model.sliding_window is 0: "
-            "say how many keys such a layer sees, or leave them out",
+            "set how many keys such a layer sees, or leave them out",
             (long long)m->windows.period, (long long)m->windows.layers);
     if (m->no_rope.period > 0 && m->no_rope.layers == 0)
         return error_set(err, ERR_CONFIG,
@@ -123,7 +123,7 @@ static ErrorCode check_experts(const ModelConfig *m, Error *err) {
     if (m->dense_layers.period == 0 && m->dense_layers.layers > 0)
         return error_set(
             err, ERR_CONFIG,
-            "model.dense_layers is %lld, but model.dense_period is 0: say after how many layers of "
+            "model.dense_layers is %lld, but model.dense_period is 0: set after how many layers of "
             "the model the pattern repeats",
             (long long)m->dense_layers.layers);
     return OK;

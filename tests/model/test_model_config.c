@@ -155,7 +155,7 @@ static void rotation_is_read_as_transformers_reads_it(void **state) {
     assert_int_equal(c.rope_scaling.original_max_position_embeddings, 24);
     refuse(CONFIG_OF("llama") ",\"original_max_position_embeddings\":16," YARN_OF(
                ",\"original_max_position_embeddings\":24") "}",
-           "original_max_position_embeddings is said twice");
+           "original_max_position_embeddings is given twice");
     accept(&c,
            CONFIG_OF(
                "llama") ",\"original_max_position_embeddings\":16,\"rope_scaling\":{\"rope_type\":\"llama3\","
@@ -169,7 +169,7 @@ static void rotation_is_read_as_transformers_reads_it(void **state) {
     refuse(
         CONFIG_OF("llama") ",\"rope_theta\":20.0,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2.0,"
                            "\"rope_theta\":50.0}}",
-        "rope_theta is said twice");
+        "rope_theta is given twice");
     accept(
         &c,
         CONFIG_OF(
@@ -228,7 +228,7 @@ static void second_names_of_keys(void **state) {
     (void)state;
     ModelConfig c;
     refuse(OF_GPT2 ",\"n_head\":4,\"num_attention_heads\":8}",
-           "num_attention_heads is another name of n_head in the family gpt2, which says something else");
+           "num_attention_heads is another name of n_head in the family gpt2, which has another value");
     refuse(OF_GPT2 ",\"n_head\":4,\"num_hidden_layers\":0}", "another name of n_layer");
     refuse(OF_GPT2 ",\"n_head\":4,\"max_position_embeddings\":64}",
            "n_positions in the family gpt2, which is missing");
@@ -292,7 +292,7 @@ static void longrope_has_two_tables(void **state) {
     }
     assert_true(fabs(c.rope_scaling.factor - 4) < 1e-12);
     refuse(CONFIG_OF("phi3") "," LONGROPE ",\"original_max_position_embeddings\":32}}",
-           "is said twice"); /* the root has 4096 */
+           "is given twice"); /* the root has 4096 */
     refuse(
         CONFIG_OF(
             "phi3") ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1.0],\"long_factor\":[1.0]}}",

@@ -124,7 +124,7 @@ exits 0 export merged given
 cp -r $last carried
 mv base elsewhere
 exits 66 merge carried no
-has err "which is not there: say where it is with --base DIR"
+has err "which is not there: give its directory with --base DIR"
 exits 0 merge carried again --base elsewhere
 [ "$(digest again)" = "$(digest merged)" ] || fail "--base makes another model"
 [ "$(loss carried --base elsewhere)" = "$adapted" ] || fail "--base has another loss"

@@ -75,7 +75,7 @@ sed 's/^  stop_after_bad: .*/&\n  speed: 2/' newer/config.yaml >newer.yaml
 wrote newer.yaml newer/checkpoints/step-00000003
 cp -r newer allowed
 exits 78 train run.yaml run.dir=newer
-has err "the checkpoint has keys that this weft does not know, which may change the curve: train.speed: 2; go on with the weft that wrote it, or say run.allow_changes=[unknown]"
+has err "the checkpoint has keys that this weft does not know, which may change the curve: train.speed: 2; go on with the weft that wrote it, or set run.allow_changes=[unknown]"
 exits 0 train run.yaml run.dir=allowed run.allow_changes='[unknown]'
 changed allowed | grep -qF "keys that this weft does not know are dropped: train.speed: 2 (another curve)" || fail "unknown keys are dropped in silence"
 ! grep -q '  speed: 2' allowed/checkpoints/latest/state.json || fail "an unknown key is saved again"

@@ -54,18 +54,18 @@ is one others_bytes $((100 * MIB))
 is one free_bytes $((882 * MIB - pieces))
 is one kernels_bytes $((6 * MIB)) 1
 is one free_bytes $((876 * MIB - pieces)) 1
-tells one "memory of the GPU, 1.00 GiB: pools $((pieces / MIB)).00 MiB, as planned \([0-9.]+ MiB, each in whole pieces of 2.00 MiB\), driver and libraries 42.00 MiB, other processes, with what the driver keeps of any GPU, 100.00 MiB; [0-9.]+ MiB are free"
+tells one "memory of the GPU, 1.00 GiB: pools $((pieces / MIB)).00 MiB, as planned \([0-9.]+ MiB, each in multiples of 2.00 MiB\), driver and libraries 42.00 MiB, other processes, with what the driver keeps of any GPU, 100.00 MiB; [0-9.]+ MiB are free"
 tells one "memory of the GPU: 6.00 MiB more for kernels that were loaded since"
 no_leak one
 [ "$(grep -c '"event": "memory"' one/journal.jsonl)" -eq 2 ] || fail "one: $(grep memory one/journal.jsonl)"
 expect 0 plan run.yaml
-has out " by which pools are rounded up to whole pieces of 2.00 MiB"
+has out " by which pools are rounded up to multiples of 2.00 MiB"
 
 # Without NVML, driver and other processes are one figure.
 WEFT_SIM_TAKES=total=1024,others=100,context=30,products=12,blind=1 train blind 0
 is blind libraries_and_others_bytes $((142 * MIB))
 is blind pools_took_bytes "$pieces"
-tells blind "driver, libraries and other processes 142.00 MiB \(no NVML here tells them apart\)"
+tells blind "driver, libraries and other processes 142.00 MiB \(without NVML they are not separated\)"
 
 # A driver with another allocation granularity is detected, and what it takes is reported.
 WEFT_SIM_TAKES=total=1024,piece=4 train coarse 0

@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "device/pool.h"
 
-_Static_assert((int)OP_COUNT <= (int)DEVICE_OPS_MAX, "Device.profile has too little room");
+_Static_assert((int)OP_COUNT <= (int)DEVICE_OPS_MAX, "Device.profile has too few entries");
 
 /* ---- descriptors ---- */
 

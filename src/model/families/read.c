@@ -83,9 +83,9 @@ static ErrorCode check_aliases(const Family *f, const cJSON *root, const char *w
         const cJSON *item = family_member(root, a->name), *key = family_member(root, a->key);
         if (item != NULL && (key == NULL || !cJSON_Compare(item, key, true)))
             return error_set(err, ERR_CONFIG,
-                             "%s: %s is another name of %s in the family %s, which %s: say %s alone", where,
-                             a->name, a->key, f->model_type,
-                             key != NULL ? "says something else" : "is missing", a->key);
+                             "%s: %s is another name of %s in the family %s, which %s: use %s alone", where,
+                             a->name, a->key, f->model_type, key != NULL ? "has another value" : "is missing",
+                             a->key);
     }
     return OK;
 }

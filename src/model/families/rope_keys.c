@@ -32,7 +32,7 @@ static bool same_number(double a, double b) { return a >= b && a <= b; }
 
 static ErrorCode refuse_twice(const char *where, const char *key, double one, double other, Error *err) {
     return error_set(err, ERR_CONFIG,
-                     "%s: %s is said twice, as %g and as %g, which contradict each other; remove one", where,
+                     "%s: %s is given twice, as %g and as %g, which contradict each other; remove one", where,
                      key, one, other);
 }
 
@@ -246,7 +246,7 @@ static ErrorCode read_local(const Family *f, ModelConfig *c, const cJSON *root, 
         return error_set(
             err, ERR_CONFIG,
             "%s: rope_theta is %g, but layers with windows would rotate by %g in transformers, the "
-            "default of the family: say rope_theta for both kinds of layers in rope_parameters",
+            "default of the family: set rope_theta for both kinds of layers in rope_parameters",
             where, c->rope_theta, base);
     c->rope_local_theta = base;
     return OK;
@@ -289,7 +289,8 @@ ErrorCode rope_keys_read(const Family *f, ModelConfig *c, const cJSON *root, con
     TRY(check_forms(f, old, new, full, local, where, err));
     if (new != NULL &&new->child == NULL && rope_is_scaled(&f->defaults.rope_scaling))
         return error_set(err, ERR_CONFIG,
-                         "%s: rope_parameters is empty: leave it out, or say rope_type default in it", where);
+                         "%s: rope_parameters is empty: leave it out, or set rope_type: default in it",
+                         where);
     if (full != NULL || local != NULL) new = full;
     if (old != NULL && old->child == NULL) old = NULL;
     if (new != NULL &&new->child == NULL) new = NULL;
