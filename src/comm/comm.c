@@ -290,11 +290,11 @@ int comm_group_size(Comm *c, AxisSet set) { return group_of(c, set)->size; }
 static size_t type_bytes(CommType type) { return type == COMM_F32 ? sizeof(float) : sizeof(int64_t); }
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-/* Bytes of a bucket: a message, or less if shards of many ranks are kept until they are summed. Depends only
- * on what all ranks know, since all must cut alike. arrivals: shards from other ranks, at most. Between 64
- * KiB, below which messages cost more than their bytes, and MESSAGE_PART_MAX; in between, half of the
- * workspace divided by the arrivals, since two buckets are under way at a time. Multiples of a page where
- * possible, so that sums run over aligned memory. */
+/* Bytes of a bucket (elsewhere: bucket_cap_mb): a message, or less if shards of many ranks are kept until
+ * they are summed. Depends only on what all ranks know, since all must cut alike. arrivals: shards from
+ * other ranks, at most. Between 64 KiB, below which messages cost more than their bytes, and
+ * MESSAGE_PART_MAX; in between, half of the workspace divided by the arrivals, since two buckets are under
+ * way at a time. Multiples of a page where possible, so that sums run over aligned memory. */
 static size_t bucket_of(int arrivals, size_t stride) {
     size_t most = round_up((size_t)WORKSPACE_TARGET / 2 / (size_t)(arrivals > 1 ? arrivals : 1), 4096);
     if (most < 65536) most = 65536;

@@ -99,8 +99,8 @@ ErrorCode comm_open_communicators(Comm *c, const Mesh *mesh, char *problem, size
 
 typedef enum CommType { COMM_F32, COMM_I64 } CommType;
 
-/* An operation under way. 0 stands for one that has ended, so a zeroed request can be waited for. Waiting is
- * optional and idempotent. */
+/* An operation under way (elsewhere: Work, the handle of async_op). 0 stands for one that has ended, so a
+ * zeroed request can be waited for. Waiting is optional and idempotent. */
 typedef uint64_t CommRequest;
 
 /* One rank's range of a buffer that a group shares: `count` elements from `first` on. Every rank passes the

@@ -2,7 +2,9 @@
  * rank.
  *
  * This happens before MPI is initialised: a process that no launcher started must not call MPI_Init, which
- * may take seconds, start a daemon, or fail where MPI is not set up. */
+ * may take seconds, start a daemon, or fail where MPI is not set up.
+ *
+ * Elsewhere called: RANK, WORLD_SIZE and MASTER_ADDR of torchrun. The rendezvous is MPI's. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,9 +7,10 @@
 typedef struct Batch {
     int64_t tokens;   /* T = sequences * context */
     int32_t *inputs;  /* [T] ids, each in [0, vocab) */
-    int32_t *targets; /* [T] next ids; -1 where there is nothing to predict */
-    int32_t
-        *positions; /* [T] for RoPE: restart with each sequence, and with each document under document_mask */
+    int32_t *targets; /* [T] next ids; -1 where there is nothing to predict (ignore_index, label -100) */
+    /* [T] for RoPE: restart with each sequence, and with each document under document_mask
+     * (reset_position_ids) */
+    int32_t *positions;
     int32_t *first_key; /* [T] index in [0, T) of the first token that token t may attend to (cu_seqlens) */
     int64_t valid;      /* targets >= 0 */
 } Batch;

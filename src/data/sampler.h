@@ -12,7 +12,10 @@
  * each. Slots are assigned by earliest deadline: the j-th use of s falls in slots floor(j M / m) to ceil((j +
  * 1) M / m) - 1. This always succeeds (Tijdeman, "The chairman assignment problem", 1980), so after any
  * number of samples each source is within one sample of its share. Sample k is slot k mod M of cycle k / M,
- * and has index (k / M) m[s] + (slots of s before k mod M) in its source: O(1), from two small tables. */
+ * and has index (k / M) m[s] + (slots of s before k mod M) in its source: O(1), from two small tables.
+ *
+ * Elsewhere called: DistributedSampler, blended data set (Megatron). Which samples a rank has:
+ * train/read_ahead.c. */
 #ifndef WEFT_DATA_SAMPLER_H
 #define WEFT_DATA_SAMPLER_H
 

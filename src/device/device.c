@@ -1,5 +1,7 @@
 /* Opens and closes devices, and measures them. Slots of the op table hold the reference, or an optimised op
- * that replaces it. Nothing here knows a model. */
+ * that replaces it. Nothing here knows a model.
+ *
+ * Elsewhere called: backend registry (ggml_backend), CPU feature dispatch. */
 #include "device/device.h"
 
 #include <math.h>

@@ -9,7 +9,8 @@
  * memory. The key of a message is (kind, unit, microbatch, step), so messages may come in any order, and one
  * of another boundary or of the previous step is never mistaken for it.
  *
- * Elsewhere called: pipeline p2p communication (Megatron p2p_communication). */
+ * Elsewhere called: pipeline p2p communication, send_forward, recv_backward (Megatron
+ * p2p_communication). */
 #include "engine/execution.h"
 
 static bool is_forward(ActionKind kind) { return kind == ACT_SEND_F || kind == ACT_RECV_F; }

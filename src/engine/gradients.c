@@ -32,7 +32,7 @@
  * At the end `owned` points to this rank's shard of each flat. A bit of `started` says whether a flat's sums
  * were written in this step, because the first contribution must overwrite them instead of adding.
  *
- * Elsewhere called: gradient accumulation; DDP all-reduce, FSDP and ZeRO reduce-scatter; main_grad
+ * Elsewhere called: gradient accumulation (no_sync); DDP all-reduce, FSDP and ZeRO reduce-scatter; main_grad
  * (Megatron). */
 #include "engine/execution.h"
 

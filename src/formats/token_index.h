@@ -1,5 +1,5 @@
 /* The index of a Megatron data set: where the documents of PREFIX.bin end, and the type of its ids
- * (PREFIX.idx). */
+ * (PREFIX.idx). Elsewhere called: IndexedDataset. */
 #ifndef WEFT_FORMATS_TOKEN_INDEX_H
 #define WEFT_FORMATS_TOKEN_INDEX_H
 

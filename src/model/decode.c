@@ -15,7 +15,7 @@
  * in the cache have been rotated by other angles than those that follow. The sequence is then fed again from
  * its first token, as transformers does.
  *
- * Elsewhere called: inference with a KV cache. */
+ * Elsewhere called: inference with a KV cache (kv_cache, past_key_values). */
 #include "model/decode.h"
 
 #include <stdlib.h>

@@ -98,7 +98,7 @@ typedef struct ParamRow {
     unsigned when;    /* mask of When */
     TpStyle tp;
     InitRole init;
-    bool decays;      /* has weight decay by default */
+    bool decays;      /* has weight decay by default (elsewhere: no_weight_decay lists the others) */
     bool fixed;       /* bias by which experts are chosen: never changed by a gradient */
     bool with_states; /* files of the family cannot hold it: it is stored with the optimizer's states */
     bool continues;   /* follows the row before it without a gap (invariant 2) */

@@ -19,7 +19,9 @@
  * If the inner dimension has several splits, the fp32 partials of a tile are added in the canonical tree, in
  * the thread's scratch. If C is bf16, it is rounded once, after that.
  *
- * After the first use of a shape nothing is allocated here, but dnnl_sgemm may allocate within a call. */
+ * After the first use of a shape nothing is allocated here, but dnnl_sgemm may allocate within a call.
+ *
+ * Elsewhere called: GEMM, matmul, mul_mat (ggml). */
 #include "device/cpu/gemm.h"
 
 #include <oneapi/dnnl/dnnl.h>

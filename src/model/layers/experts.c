@@ -46,7 +46,7 @@
  * rows, which is then the exact chunk's on whichever rank. With CP, a sequence may begin on one rank and end
  * on another: its expert counts are summed over cp before the backward pass.
  *
- * Elsewhere called: MoE layer: router, permute, grouped GEMM, unpermute and combine; auxiliary
+ * Elsewhere called: MoE layer: router (TopKRouter), permute, grouped GEMM, unpermute and combine; auxiliary
  * (load-balancing) loss. */
 #include "base/tree.h"
 #include "device/ops/experts.h"
