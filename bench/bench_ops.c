@@ -136,11 +136,15 @@ static void gate_up_dw(Bench *b) { product(b, true, false, 2 * b->inter, b->hidd
 static void down(Bench *b) { product(b, false, true, b->t, b->hidden, b->inter, false); }
 static void down_dx(Bench *b) { product(b, false, false, b->t, b->inter, b->hidden, false); }
 static void down_dw(Bench *b) { product(b, true, false, b->hidden, b->inter, b->t, true); }
-static void head(Bench *b) {
+static void head_rows(Bench *b, int64_t rows) {
     Device *d = &b->d;
-    OP(d, gemm, .trans_b = true, .m = b->rows, .n = b->vocab, .k = b->hidden, .a = b->x, .b = b->y,
+    OP(d, gemm, .trans_b = true, .m = rows, .n = b->vocab, .k = b->hidden, .a = b->x, .b = b->y,
        .ab_type = b->c, .c = b->logits, .c_type = DTYPE_F32, .ldc = b->vocab);
 }
+static void head(Bench *b) { head_rows(b, b->rows); }
+/* Decoding: the time is that of reading the weights. */
+static void head_1(Bench *b) { head_rows(b, 1); }
+static void head_8(Bench *b) { head_rows(b, 8); }
 static void head_dx(Bench *b) { product(b, false, false, b->rows, b->hidden, b->vocab, false); }
 static void head_dw(Bench *b) { product(b, true, false, b->vocab, b->hidden, b->rows, true); }
 
@@ -365,6 +369,8 @@ static void passes(Bench *b) {
     bytes(b, "add", add, t * hidden * e * 3);
     bytes(b, "cross-entropy", loss, rows * vocab * (4 + e));
     bytes(b, "loss, 8 splits", loss_splits, rows * vocab * (4 + e));
+    bytes(b, "head, 1 row", head_1, table * e);
+    bytes(b, "head, 8 rows", head_8, table * e);
     bytes(b, "embedding", embed, t * hidden * e * 2);
     bytes(b, "embedding gradient", embed_back, t * hidden * (e + 8));
     bytes(b, "adamw", update, table * (28 + (b->c == DTYPE_BF16 ? 2 : 0)));

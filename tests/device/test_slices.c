@@ -121,8 +121,8 @@ static void check_boxes(Device *d, const Operands *o, bool accumulate) {
 }
 
 static void check_products(Device *d, Dtype c) {
-    static const int64_t shapes[][3] = {
-        {5, 3, 7}, {37, 50, 300}, {130, 101, 65}, {70, 900, 33}, {450, 60, 20}};
+    static const int64_t shapes[][3] = {{5, 3, 7},     {37, 50, 300}, {130, 101, 65},
+                                        {70, 900, 33}, {450, 60, 20}, {40, 130, 96}};
     keep_product_scratch(d, c);
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int f = 0; f < 3; f++)

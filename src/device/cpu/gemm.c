@@ -265,8 +265,9 @@ static Grid grid_of(const Product *p, int threads, int64_t most, int bf16_pace) 
             Grid g = {.rows = equal_length(p->m, tall, STEP_ROWS),
                       .cols = equal_length(p->n, wide, STEP_COLS)};
             g.down = pieces_of(p->m, g.rows), g.across = pieces_of(p->n, g.cols);
-            int64_t cost =
-                pieces_of(g.down * g.across, threads) * (g.rows * g.cols + cost_a * g.rows + cost_b * g.cols);
+            int64_t packed_rows = max_i64(g.rows, FEW_ROWS); /* for few rows, a tile begins with as much */
+            int64_t cost = pieces_of(g.down * g.across, threads) *
+                           (g.rows * g.cols + cost_a * packed_rows + cost_b * g.cols);
             if (g.rows * g.cols <= most && cost < least) least = cost, best = g;
         }
     return best;

@@ -273,8 +273,9 @@ static void amx_run_blocks(const ProductRun *r, float *scratch) {
     }
 }
 
-/* As run_few: B is read sequentially, and one packed panel stays in the L1 cache. */
-static void amx_run_few(const ProductRun *r, float *scratch) {
+/* Few rows, columns from `from` on. As run_few: B is read sequentially, and one packed panel stays in the L1
+ * cache. */
+static void amx_run_packed(const ProductRun *r, int64_t from, float *scratch) {
     enum { SPAN = AMX_A_WORDS / (AMX_BLOCK * AMX_WORDS) }; /* blocks of A that fit into its buffer */
     float *a = scratch + AMX_B_WORDS;
     int64_t block = amx_block_of(r->k);
@@ -282,7 +283,7 @@ static void amx_run_few(const ProductRun *r, float *scratch) {
         int64_t end = min_i64(r->k, start + SPAN * block);
         for (int64_t first = start; first < end; first += block)
             amx_pack_a(r, 0, r->m, first, min_i64(block, end - first), a + (first - start) * FEW_ROWS / 2);
-        for (int64_t j = 0; j < r->n; j += AMX_PANEL)
+        for (int64_t j = from; j < r->n; j += AMX_PANEL)
             for (int64_t first = start; first < end; first += block) {
                 int64_t depth = min_i64(block, end - first);
                 Strip s = amx_strip_at(r, 0, j, first, depth);
@@ -291,6 +292,72 @@ static void amx_run_few(const ProductRun *r, float *scratch) {
                 amx_strip(&s, a + (first - start) * FEW_ROWS / 2, scratch, amx_groups(depth), &amx_nothing);
             }
     }
+}
+
+/* Lines of B from `line` on, as many as a panel has, prefetched with the groups of a chain: in the order of
+ * memory if they are one piece of it. */
+static AmxAhead amx_next_of_b(const ProductRun *r, int64_t line) {
+    const ProductOperand *o = &r->b;
+    if (line + AMX_PANEL > r->n) return amx_nothing;
+    AmxAhead next = {tensor_at(o->data, line * o->row, DTYPE_BF16), AMX_PANEL, o->row * 2, 64};
+    if (o->row == r->k) next.row = 64, next.step = AMX_PANEL * 64;
+    return next;
+}
+
+static void amx_fetch(AmxAhead a, int64_t groups) {
+    for (int64_t g = 0; g < groups; g++, a.at += a.step)
+        for (int64_t i = 0; i < a.lines; i++) __builtin_prefetch(a.at + i * a.row, 0, 2);
+}
+
+/* The strip of all rows and the columns of one panel, transposed: lines of B in place are the rows of its
+ * tiles, and x holds A's pairs, [k / 2][AMX_SIDE]. */
+static void amx_strip_in_place(const Strip *s, const float *x) {
+    const ProductRun *r = s->run;
+    float tiles[AMX_PANEL * AMX_SIDE];
+    AmxSums sums;
+    const int64_t line = r->b.row * 2;
+    const AmxAhead next = amx_next_of_b(r, s->j + AMX_PANEL);
+    if (s->add) {
+        amx_begin_sums(s, sums);
+        transpose_block((MatrixView){sums, AMX_SIDE, AMX_PANEL, AMX_PANEL}, tiles, AMX_SIDE, 1, DTYPE_F32);
+        amx_written();
+        amx_load(tiles, AMX_SIDE, 2, 1);
+    } else {
+        amx_zero();
+    }
+    const AmxTiles b = {tensor_at(r->b.data, s->j * r->b.row, DTYPE_BF16), line, AMX_GROUP * 2,
+                        AMX_SIDE * line};
+    amx_chain((AmxOperands){b, x, AMX_SIDE, r->k / AMX_GROUP}, &next, 2, 1, false);
+    amx_store(tiles, AMX_SIDE, 2, 1);
+    transpose_block((MatrixView){tiles, AMX_PANEL, AMX_SIDE, AMX_SIDE}, sums, AMX_PANEL, 1, DTYPE_F32);
+    amx_end_sums(s, sums);
+}
+
+/* Few rows by whole panels of columns: reading B takes the time, and packing it would double that. An element
+ * has the same bits whichever of the instruction's operands its row is, since the instruction only multiplies
+ * them. Columns of tiles for rows that A does not have are not used. */
+static void amx_run_in_place(const ProductRun *r, float *x) {
+    amx_fetch(amx_next_of_b(r, 0), r->k / AMX_GROUP);
+    transpose_pairs(operand_view(&r->a, 0, r->m, 0, r->k, DTYPE_BF16), x, AMX_SIDE);
+    amx_written();
+    for (int64_t j = 0; j + AMX_PANEL <= r->n; j += AMX_PANEL) {
+        const Strip s = amx_strip_at(r, 0, j, 0, r->k);
+        amx_strip_in_place(&s, x);
+    }
+}
+
+/* Whether lines are contiguous and whole groups, and A's pairs fit into the scratch. */
+static bool amx_reads_in_place(const ProductRun *r) {
+    return r->a.along && r->b.along && r->k % AMX_GROUP == 0 && r->k / 2 * AMX_SIDE <= AMX_B_WORDS;
+}
+
+static void amx_run_few(const ProductRun *r, float *scratch) {
+    int64_t done = 0;
+    if (amx_reads_in_place(r)) {
+        amx_run_in_place(r, scratch);
+        done = r->n / AMX_PANEL * AMX_PANEL;
+    }
+    if (done < r->n) amx_run_packed(r, done, scratch);
 }
 _Static_assert((int)FEW_ROWS == (int)AMX_SIDE, "few rows are those of a tile");
 
