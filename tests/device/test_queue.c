@@ -5,11 +5,15 @@
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -430,14 +434,46 @@ static void test_environment(void **state) {
     unsetenv("WEFT_DEFER");
 }
 
+/* A backend without an op, as a GPU has none until its kernel is written: the call names it. */
+static void test_an_op_that_is_missing(void **state) {
+    (void)state;
+    Ops none = {.zero = NULL};
+    Device d = {.ops = &none};
+    char text[512];
+    int ends[2], status;
+    float x = 0;
+    assert_int_equal(pipe(ends), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        signal(SIGABRT, SIG_DFL);
+        OP(&d, add, 1, &x, &x, &x, DTYPE_F32);
+        _exit(0);
+    }
+    close(ends[1]);
+    ssize_t length = read(ends[0], text, sizeof text - 1);
+    text[length > 0 ? length : 0] = 0;
+    close(ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_non_null(strstr(text, "expected d->ops->add != NULL"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order),       cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_download),    cmocka_unit_test(test_waits),
-        cmocka_unit_test(test_streams),     cmocka_unit_test(test_event),
-        cmocka_unit_test(test_memory),      cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_environment), cmocka_unit_test(test_long_upload),
-        cmocka_unit_test(test_times),       cmocka_unit_test(test_stamps),
+        cmocka_unit_test(test_an_op_that_is_missing),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_download),
+        cmocka_unit_test(test_waits),
+        cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_event),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_long_upload),
+        cmocka_unit_test(test_times),
+        cmocka_unit_test(test_stamps),
         cmocka_unit_test(test_first_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
