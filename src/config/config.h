@@ -17,6 +17,7 @@ typedef struct RunConfig {
     int64_t threads;          /* 0: one per core */
     int64_t most_threads;     /* not a key: maximum over ranks, once they have agreed; 0: threads */
     int device;               /* DeviceKind */
+    char *notice_file;        /* the run saves and ends once a rank sees it; "": none */
     bool receipts;            /* write receipts (observe/receipts.h) */
     bool overwrite;           /* start from step 0 in a directory that already holds a run */
     StringList allow_changes; /* keys that may differ from the checkpoint's */

@@ -16,8 +16,9 @@
 #include "program/program.h"
 
 enum {
-    RECORD_STOP = 1,  /* in `any`: some rank was asked to stop */
-    RECORD_MEMORY = 2 /* in `any`: some rank's device has less free memory than after its first step */
+    RECORD_STOP = 1,   /* in `any`: some rank was asked to stop */
+    RECORD_MEMORY = 2, /* in `any`: some rank's device has less free memory than after its first step */
+    RECORD_NOTICE = 4  /* in `any`: the machine of some rank is to be taken away */
 };
 enum { RECORD_WRITER = 8 /* from this bit on, `any` and `all` are a WriterWord (checkpoint/async.h) */ };
 

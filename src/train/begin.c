@@ -31,6 +31,21 @@ static ErrorCode write_config(const Trainer *t, const OptionSet *set, Error *err
     return code;
 }
 
+bool begin_has_notice(const Config *c) {
+    return c->run.notice_file[0] && access(c->run.notice_file, F_OK) == 0;
+}
+
+/* A run that begins with a notice would end after one step, as often as it is started. */
+static ErrorCode refuse_notice(const Trainer *t, Error *err) {
+    char host[256] = "";
+    if (t->replay || !begin_has_notice(t->c)) return OK;
+    gethostname(host, sizeof host - 1);
+    return error_set(err, ERR_UNAVAILABLE,
+                     "%s is there on host %s (run.notice_file): the machine is to be taken away; start the "
+                     "run on others, or remove the file if it is old",
+                     t->c->run.notice_file, host);
+}
+
 /* Only rank 0 takes the lock, on behalf of all ranks: one process can hold it. */
 static ErrorCode open_directory(Trainer *t, Error *err) {
     return t->is_rank0 ? lock_take(&t->lock, t->c->run.dir, err) : OK;
@@ -435,6 +450,7 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     run_enter(t, PHASE_READING);
     /* Report what this machine cannot run before anything is created. */
     TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
+    TOGETHER(t, refuse_notice(t, err));
     gpu_memory_open(&t->gpu_memory, t->comm, &t->device);
     TOGETHER(t, open_directory(t, err));
     TRY(look_for_directory(t, err));

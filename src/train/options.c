@@ -22,6 +22,12 @@ const Option run_options[] = {
            "auto, cpu: the best kernels that the processor runs, or some by name; cuda: a GPU "
            "(docs/use/gpus.md).",
            LOCAL),
+    /* Looked for once a step by one rank of each machine. Machines may have other paths. */
+    TEXT("run.notice_file", run.notice_file, "", NOTHING,
+         "File that announces on any machine of the run that it will be taken away (a spot instance, "
+         "maintenance): once it is there, the run saves after its step and ends with status 75; none by "
+         "default (docs/use/reliability.md).",
+         LOCAL),
     /* Hashes what the step has made; a checkpoint states the last receipt. */
     BOOL("run.receipts", run.receipts, "false", NOTHING,
          "Write a hash chain of configuration, samples and weights of each logged step to receipts.jsonl, "

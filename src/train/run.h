@@ -101,6 +101,7 @@ typedef struct Trainer {
     int unbalanced;     /* steps in a row with unbalanced experts */
     bool warned_experts;
     bool stopping; /* all ranks have agreed to stop */
+    bool noticed;  /* a machine of the run is to be taken away (run.notice_file) */
 
     /* records (records.c) */
     MetricsLog log;
@@ -164,6 +165,9 @@ void receipt_close(Trainer *t);
 void run_enter(Trainer *t, Phase phase);
 
 /* ---- begin.c ---- */
+
+/* Whether run.notice_file is there, on this machine. */
+bool begin_has_notice(const Config *c);
 
 /* From the configuration to a run that is ready for its next step: device, directory, data, plan, memory,
  * checkpoint to resume from, records. All ranks. trainer_run closes what was opened before a failure. */

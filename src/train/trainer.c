@@ -140,13 +140,24 @@ static ErrorCode watch_memory(Trainer *t, uint64_t any, bool looks, Error *err) 
     return any & RECORD_MEMORY ? record_lost_memory(t, err) : OK;
 }
 
-/* A signal may reach any rank, the stop file rank 0. With the record of this step all ranks learn of it, and
- * all stop after it. */
+/* One rank of each machine looks. Warns once: a run whose machine has been announced ends after this step. */
+static bool sees_notice(const Trainer *t) {
+    char host[256] = "";
+    if (comm_local_rank(t->comm) > 0 || !begin_has_notice(t->c)) return false;
+    gethostname(host, sizeof host - 1);
+    log_warn("step %lld: %s is there on host %s (run.notice_file): the run saves after this step, and ends",
+             (long long)t->state.step + 1, t->c->run.notice_file, host);
+    return true;
+}
+
+/* A signal may reach any rank, the stop file rank 0, a notice any machine. With the record of this step all
+ * ranks learn of it, and all stop after it. */
 static StepOptions options_of_step(Trainer *t) {
     StepOptions options = setup_step(t->c, t->state.step);
     options.before_update = copy_finished;
     options.context = &t->saver;
     if (stop_requested || (t->is_rank0 && lock_stop_requested(&t->lock))) options.any |= RECORD_STOP;
+    if (sees_notice(t)) options.any |= RECORD_STOP | RECORD_NOTICE;
     if (gpu_memory_has_seen(&t->gpu_memory)) options.any |= RECORD_MEMORY;
     saver_flags(&t->saver, &options.any, &options.all);
     if (due(t->c->metrics.probe, t->state.step + 1)) options.probe = t->probe;
@@ -210,6 +221,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     TRY(read_ahead_next(&t->read_ahead, &waited, err));
     TRY(step_on_data(t, &options, &r, err));
     t->stopping |= (r.any & RECORD_STOP) != 0;
+    t->noticed |= (r.any & RECORD_NOTICE) != 0;
     /* Advances the save under way by what the record brought. */
     TRY(saver_advance(&t->saver, r.any, r.all, err));
     double seconds = clock_seconds() - start, for_ranks = engine_times(t->engine)->waited;
@@ -362,9 +374,9 @@ static ErrorCode replay(Trainer *t, Error *err) {
 }
 
 /* On rank 0: whether the run ends for another number of ranks. A launcher passes a signal on to all ranks; it
- * takes precedence. */
+ * takes precedence, and so does a notice. */
 static bool resizes(const Trainer *t) {
-    if (stop_requested) resize_drop(t->c->run.dir);
+    if (stop_requested || t->noticed) resize_drop(t->c->run.dir);
     return resize_requested(t->c->run.dir);
 }
 
@@ -396,7 +408,8 @@ static ErrorCode finish(Trainer *t, Error *err) {
         if (t->c->metrics.profile) run_show_profile(t);
     }
     TRY(sinks_close_program(t, err));
-    TRY(record_event(t, complete ? JOURNAL_FINISHED : JOURNAL_STOPPED, t->state.step, NULL, NULL, err));
+    const char *why = t->noticed && !complete ? "run.notice_file" : NULL;
+    TRY(record_event(t, complete ? JOURNAL_FINISHED : JOURNAL_STOPPED, t->state.step, why, NULL, err));
     return complete ? OK : report_stop(t, err);
 }
 
