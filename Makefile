@@ -48,7 +48,7 @@ fuzz: ## libFuzzer over every parser (clang); SECONDS=60 each, TARGET=name for o
 	@tools/setup.sh build ci
 	@tools/fuzz.sh $(SECONDS) $(TARGET)
 
-bench: build ## bench/results.json; PEER=torch adds PyTorch
+bench: build ## bench/results.json, and rows of docs/lab/performance.md; PEER=torch adds PyTorch, PAIRS=3 runs each three times
 	@BUILD=$(BUILD) PYTHON=$(PYTHON) tools/bench.sh $(PEER)
 
 interop: ## tests with other projects' programs: Python packages, in a venv, and Chromium
