@@ -5,7 +5,8 @@
  *     a model             config.json       itself; a checkpoint is a model directory, too
  *     an adapter          adapter_config.json   itself, if adapters are accepted
  *     a run               checkpoints/      its newest good checkpoint
- *     its checkpoints     their names       the same */
+ *     its checkpoints     their names       the same
+ *     a mirror            URL               the copy of its newest checkpoint, or of the step in the URL */
 #include "checkpoint/find.h"
 
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 #include "base/text.h"
 #include "checkpoint/adapter.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/fetch.h"
 
 /* The caller frees the result. */
 char *checkpoint_directory(const char *run_dir) { return path_join(run_dir, "checkpoints"); }
@@ -34,6 +36,7 @@ ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err) 
 ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err) {
     Checkpoint ckpt;
     CheckpointSet there = {0};
+    if (fetch_is_remote(where)) return fetch_checkpoint(where, FETCH_CACHE, dir, err);
     if (!file_exists(where))
         return error_set(err, ERR_NOINPUT, "%s: no such model, checkpoint or run directory", where);
     if (file_holds(where, "config.json") || adapter_is(where)) {
@@ -74,6 +77,41 @@ ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
     free(*dir);
     *dir = NULL;
     return ERR_DATA;
+}
+
+/* A text of rank 0, on all ranks. */
+static ErrorCode send_text(Comm *comm, char **text, Error *err) {
+    int64_t length = *text ? (int64_t)strlen(*text) : 0;
+    TRY(comm_broadcast(comm, &length, sizeof length, 0, err));
+    if (comm_rank(comm) != 0) *text = mem_alloc((size_t)length + 1);
+    return comm_broadcast(comm, *text, (size_t)length, 0, err);
+}
+
+/* One rank of each machine fetches; the others then find the copy. */
+static ErrorCode fetch_on_ranks(const char *step, const char *cache_dir, Comm *comm, char **dir, Error *err) {
+    bool first = comm_local_rank(comm) == 0;
+    TRY(comm_agree(comm, first ? fetch_checkpoint(step, cache_dir, dir, err) : OK, err));
+    return comm_agree(comm, first ? OK : fetch_checkpoint(step, cache_dir, dir, err), err);
+}
+
+ErrorCode checkpoint_find_on_ranks(const char *where, const char *cache_dir, Comm *comm, char **dir,
+                                   Error *err) {
+    char *step = NULL;
+    if (!fetch_is_remote(where)) {
+        *dir = mem_strdup(where);
+        return OK;
+    }
+    *dir = NULL;
+    ErrorCode code = comm_rank(comm) == 0 ? fetch_name_step(where, cache_dir, &step, err) : OK;
+    code = comm_agree(comm, code, err);
+    if (code == OK) code = send_text(comm, &step, err);
+    if (code == OK) code = fetch_on_ranks(step, cache_dir, comm, dir, err);
+    if (code != OK) {
+        free(*dir);
+        *dir = NULL;
+    }
+    free(step);
+    return code;
 }
 
 bool checkpoint_keeps_balance(const ModelFiles *optimizer) {

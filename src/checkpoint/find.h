@@ -4,16 +4,21 @@
 #define WEFT_CHECKPOINT_FIND_H
 
 #include "checkpoint/modelfiles.h"
+#include "comm/comm.h"
 
 char *checkpoint_directory(const char *run_dir); /* RUN/checkpoints; the caller frees */
 /* The same; an error if it is a link or a file. The caller frees *dir. */
 ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err);
 /* The model directory for `where`: `where` itself, that of a checkpoint, or that of a run's newest
- * checkpoint. The caller frees *dir. ERR_NOINPUT: it is none of these; ERR_DATA: it is an adapter, not a
- * model. */
+ * checkpoint; for a URL the copy of a checkpoint (checkpoint/fetch.h), which is fetched. The caller frees
+ * *dir. ERR_NOINPUT: it is none of these; ERR_DATA: it is an adapter, not a model. */
 ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err);
 /* The same, or an adapter (checkpoint/adapter.h). */
 ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err);
+/* All ranks, before each of them calls the above for *dir: `where` itself, or, for a URL, the copy of the
+ * checkpoint that it names to rank 0. The caller frees *dir. */
+ErrorCode checkpoint_find_on_ranks(const char *where, const char *cache_dir, Comm *comm, char **dir,
+                                   Error *err);
 /* Warns if a checkpoint holds expert biases that its model files cannot store: a consumer of the model files
  * alone routes tokens without them. */
 void checkpoint_warn_balance(const char *dir);

@@ -33,7 +33,6 @@
 
 #define FORMAT "weft-checkpoint"
 #define VERSION 2 /* 1: without segments */
-#define MANIFEST_LIMIT ((size_t)SAFE_MAX_HEADER)
 /* Read size for checking: some milliseconds of a disk. */
 #define BUFFER ((size_t)4 << 20)
 /* The last line: ` "checksum": "0123456789abcdef"` and the closing brace. */
@@ -263,18 +262,24 @@ static ErrorCode parse(Manifest *m, const cJSON *root, const char *where, Error 
 }
 
 /* *m is empty after a failure. */
-ErrorCode manifest_read(Manifest *m, const char *dir, Error *err) {
+ErrorCode manifest_parse(Manifest *m, const char *where, const char *text, size_t length, Error *err) {
     cJSON *root = NULL;
-    char *text, *where, shown[512];
-    size_t length;
     *m = (Manifest){0};
-    TRY(fileops_read_in(dir, MANIFEST_FILE, MANIFEST_LIMIT, &text, &length, err));
-    where = path_join(error_escape(shown, sizeof shown, dir, strlen(dir)), MANIFEST_FILE);
     ErrorCode code = check_seal(where, text, length, &m->seal, err);
     if (code == OK) code = json_parse(where, text, length, &root, err);
     if (code == OK) code = parse(m, root, where, err);
     if (code != OK) manifest_free(m);
     cJSON_Delete(root);
+    return code;
+}
+
+ErrorCode manifest_read(Manifest *m, const char *dir, Error *err) {
+    char *text, *where, shown[512];
+    size_t length;
+    *m = (Manifest){0};
+    TRY(fileops_read_in(dir, MANIFEST_FILE, MANIFEST_LIMIT, &text, &length, err));
+    where = path_join(error_escape(shown, sizeof shown, dir, strlen(dir)), MANIFEST_FILE);
+    ErrorCode code = manifest_parse(m, where, text, length, err);
     free(text);
     free(where);
     return code;

@@ -8,6 +8,7 @@
 #include "checkpoint/safetensors.h"
 
 #define MANIFEST_FILE "manifest.json"
+#define MANIFEST_LIMIT ((size_t)SAFE_MAX_HEADER) /* bytes */
 
 #define MANIFEST_WHOLE UINT64_MAX /* bytes of a segment that is the whole tensor */
 
@@ -45,6 +46,8 @@ void manifest_add_file(Manifest *m, const char *name, uint64_t bytes, uint64_t s
 void manifest_add_safetensors(Manifest *m, const char *name, uint64_t bytes, uint64_t header,
                               ManifestTensor *tensors, size_t count);
 void manifest_write(const Manifest *m, Text *out);
+/* Verifies the text of a manifest; `where` is for messages. */
+ErrorCode manifest_parse(Manifest *m, const char *where, const char *text, size_t length, Error *err);
 /* Reads and verifies the manifest of a directory; does not open the files it lists. */
 ErrorCode manifest_read(Manifest *m, const char *dir, Error *err);
 /* Checks that it lists everything a checkpoint consists of: weights, with `resumable` also moments and state,

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/fetch.h"
 #include "checkpoint/find.h"
 #include "checkpoint/manifest.h"
 #include "cli/cli.h"
@@ -25,6 +26,8 @@
  * directory of checkpoints. The caller frees *path, also after a failure. */
 static ErrorCode resolve(const char *operand, char **path, Error *err) {
     char *below;
+    *path = NULL;
+    if (fetch_is_remote(operand)) return checkpoint_find_weights(operand, path, err);
     *path = mem_strdup(operand);
     if (!file_is_dir(operand) || file_holds(operand, MANIFEST_FILE) || file_holds(operand, MODEL_FILE) ||
         file_holds(operand, MODEL_INDEX) || file_holds(operand, ADAPTER_FILE))

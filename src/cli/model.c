@@ -13,6 +13,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "checkpoint/fetch.h"
 #include "checkpoint/find.h"
 #include "checkpoint/modelfiles.h"
 #include "model/families/family.h"
@@ -256,8 +257,12 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
                      const ModelRanks *ranks, Error *err) {
     RankSpec spec = {.recompute = RECOMPUTE_FULL, .inference = true};
     *m = (OpenModel){.comm = ranks ? ranks->comm : NULL, .alone = !ranks};
+    char *here;
     if (!ranks) TRY(comm_open_transport(&m->comm, NULL, err));
-    TOGETHER(m, read_model(m, where, args, shape, ranks, &spec, err));
+    TRY(checkpoint_find_on_ranks(where, FETCH_CACHE, m->comm, &here, err));
+    ErrorCode code = read_model(m, here, args, shape, ranks, &spec, err);
+    free(here);
+    TOGETHER(m, code);
     TOGETHER(m, setup_device(&m->config, m->comm, &m->device, err));
     TRY(agree_on_compute(m->comm, &m->config, &m->set, &m->device, err));
     TRY(agree_on_model(m, err));

@@ -259,6 +259,21 @@ static ErrorCode find(Remote *r, Found *f, char **urls, size_t count, Error *err
     return OK;
 }
 
+ErrorCode remote_read_url(Remote *r, const char *url, Text *out, Error *err) {
+    Location l;
+    Found f = {0};
+    TRY(location_read(&l, url, err));
+    char *bucket = strndup(l.authority, l.authority_length);
+    if (l.s3)
+        add_object(r, &f, bucket, l.path);
+    else
+        add_url(r, &f, url);
+    ErrorCode code = remote_read_file(r, f.files, out, err);
+    remote_free(f.files, f.count);
+    free(bucket);
+    return code;
+}
+
 ErrorCode remote_find(Remote *r, const char *url, RemoteFile **files, size_t *count, Error *err) {
     Found f = {0};
     char **urls;

@@ -20,6 +20,8 @@ ErrorCode s3_send(Remote *r, const char *bucket, const char *key, const char *qu
 /* A GET of a file, whose ranges, condition and sink are the caller's; without retries if `once`. */
 ErrorCode remote_get(Remote *r, const RemoteFile *file, bool once, HttpRequest *request, HttpReply *reply,
                      Error *err);
+/* Appends the whole of a small file. */
+ErrorCode remote_read_file(Remote *r, const RemoteFile *file, Text *out, Error *err);
 /* Asks for the file's version. */
 ErrorCode remote_probe(Remote *r, RemoteFile *file, Error *err);
 /* Fetches one file that is held. Progress in megabytes. */

@@ -155,6 +155,14 @@ ErrorCode location_check_prefix(Location *l, const char *url, Error *err) {
     return refuse(url, err, "expected s3://BUCKET/PREFIX, without a pattern");
 }
 
+ErrorCode location_check_directory(const char *url, Error *err) {
+    Location l;
+    if (has_scheme(url, "s3://")) return location_check_prefix(&l, url, err);
+    TRY(location_read(&l, url, err));
+    if (!strpbrk(l.path, "*?[]{}")) return OK;
+    return refuse(url, err, "expected https://HOST/PATH, without a pattern or a query");
+}
+
 void percent_encode(const char *bytes, size_t length, const char *also, Text *out) {
     for (size_t i = 0; i < length; i++) {
         unsigned char c = (unsigned char)bytes[i];

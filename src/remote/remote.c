@@ -157,3 +157,11 @@ ErrorCode remote_remember(Remote *r, RemoteFile *file, const char sha256[65], Er
     store_leave(r->store, file->entry);
     return code;
 }
+
+ErrorCode remote_enter(Remote *r, const char *work, const char *label, Error *err) {
+    TRY(store_hold(r->store, work, err));
+    store_enter(r->store, work, label);
+    return OK;
+}
+
+void remote_leave(Remote *r, const char *work) { store_leave(r->store, work); }

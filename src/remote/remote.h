@@ -43,6 +43,12 @@ ErrorCode remote_fetch(Remote *remote, const char *label, RemoteFile *files, con
                        size_t count, Error *err);
 /* Stores the hash of the copy, so that a later start need not fetch a file whose tokens it has. */
 ErrorCode remote_remember(Remote *remote, RemoteFile *file, const char sha256[65], Error *err);
+/* The whole of a small file, appended. ERR_NOINPUT if it is not there. */
+ErrorCode remote_read_url(Remote *remote, const char *url, Text *out, Error *err);
+/* Keeps other processes that call this for the same `work`, 32 hexadecimal digits, waiting until remote_leave
+ * or the end of this one. `label` is for the log. */
+ErrorCode remote_enter(Remote *remote, const char *work, const char *label, Error *err);
+void remote_leave(Remote *remote, const char *work);
 
 /* Makes an object of `length` bytes. */
 ErrorCode remote_put(Remote *remote, const char *bucket, const char *key, const char *data, size_t length,

@@ -44,6 +44,17 @@ ErrorCode remote_get(Remote *r, const RemoteFile *file, bool once, HttpRequest *
     return code == OK ? OK : error_context(err, "%s", file->name);
 }
 
+ErrorCode remote_read_file(Remote *r, const RemoteFile *file, Text *out, Error *err) {
+    HttpRequest q = {.ranged = false};
+    HttpReply reply = {0};
+    ErrorCode code = remote_get(r, file, false, &q, &reply, err);
+    if (code == OK && (reply.status != 200 || *reply.failure))
+        code = http_refuse(file->name, &q, &reply, err);
+    if (code == OK && reply.body.length) text_add(out, reply.body.data, reply.body.length);
+    http_reply_free(&reply);
+    return code;
+}
+
 static bool take_nothing(void *ctx, const HttpReply *reply, const char *bytes, size_t count) {
     (void)ctx, (void)reply, (void)bytes, (void)count;
     return false;

@@ -191,14 +191,10 @@ ErrorCode remote_put(Remote *r, const char *bucket, const char *key, const char 
 }
 
 ErrorCode remote_read(Remote *r, const char *bucket, const char *key, Text *out, Error *err) {
-    HttpRequest q = {.method = "GET"};
-    HttpReply reply = {0};
     Text name = {0};
     text_printf(&name, "s3://%s/%s", bucket, key);
-    ErrorCode code = s3_send(r, bucket, key, NULL, false, &q, &reply, err);
-    if (code == OK && (reply.status != 200 || *reply.failure)) code = http_refuse(name.data, &q, &reply, err);
-    if (code == OK && reply.body.length) text_add(out, reply.body.data, reply.body.length);
-    http_reply_free(&reply);
+    RemoteFile file = {.name = name.data, .bucket = (char *)(uintptr_t)bucket, .key = (char *)(uintptr_t)key};
+    ErrorCode code = remote_read_file(r, &file, out, err);
     text_free(&name);
     return code;
 }

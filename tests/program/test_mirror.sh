@@ -2,10 +2,7 @@
 # checkpoint.mirror copies each committed checkpoint to an object store, whole or not at all, while the run goes on; a store that fails delays
 # nothing and ends nothing.
 . "$(dirname "$0")/../support/prelude.sh"
-command -v python3 >/dev/null || { echo "skipped: no python3 (apt-get install python3)"; exit 77; }
-"$weft" --version | grep -q libcurl || { echo "skipped: built without libcurl (apt-get install libcurl4-openssl-dev libexpat1-dev)"; exit 77; }
-export HOME=$directory AWS_ACCESS_KEY_ID=AKIDEXAMPLE AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMISECRET
-unset AWS_PROFILE AWS_REGION AWS_DEFAULT_REGION AWS_ENDPOINT_URL_S3 AWS_SESSION_TOKEN AWS_CONFIG_FILE AWS_SHARED_CREDENTIALS_FILE http_proxy
+. "$(dirname "$script")/../support/object_store.sh"
 
 # A model file of more than one part.
 cat >run.yaml <<END
@@ -16,12 +13,7 @@ run: {threads: 1}
 checkpoint: {every: 1, mirror: 's3://backup/runs/one'}
 END
 letters 40 5 >text.txt
-mkdir -p s3
-: >s3.faults
-python3 "$WEFT_SOURCE_DIR/tests/support/remote_server.py" s3 port --keys "$AWS_ACCESS_KEY_ID" "$AWS_SECRET_ACCESS_KEY" 2>server.err &
-await test -s port || { cat server.err; exit 1; }
-export AWS_ENDPOINT_URL=http://127.0.0.1:$(cat port)
-faults() { printf '%s\n' "$@" >s3.faults; }
+start_store
 copy=s3/backup/runs/one
 # mirrored DIR STEP: the store has this checkpoint, byte for byte, and `latest` names it.
 mirrored() {

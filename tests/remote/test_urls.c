@@ -97,6 +97,27 @@ static void test_prefixes(void **state) {
     }
 }
 
+/* A mirrored run, or one of its steps. */
+static void test_directories(void **state) {
+    static const char *const bad[][2] = {
+        {"https://host/a?b=c", "https://host/a: expected https://HOST/PATH, without a pattern or a query"},
+        {"https://host/step-{1,2}", "without a pattern or a query"},
+        {"https://host", "the URL names no file"},
+        {"http://host/a", "use https://"},
+        {"https://name:hunter2@host/a", "a name or password in a URL is refused"},
+        {"s3://bucket/a*", "expected s3://BUCKET/PREFIX, without a pattern"},
+    };
+    Error err = {0};
+    (void)state;
+    assert_int_equal(location_check_directory("s3://bucket/runs/one", &err), OK);
+    assert_int_equal(location_check_directory("https://host:8443/runs/one", &err), OK);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(location_check_directory(bad[i][0], &err), ERR_CONFIG);
+        if (!strstr(err.message, bad[i][1])) fail_msg("%s: %s", bad[i][0], err.message);
+        assert_null(strstr(err.message, "hunter2"));
+    }
+}
+
 static void test_shown(void **state) {
     static const char *const cases[][2] = {
         {"https://name:hunt@r2@host/a?sig=hunter2#x", "https://host/a"},
@@ -342,15 +363,11 @@ static void test_profiles(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_urls),
-        cmocka_unit_test(test_prefixes),
-        cmocka_unit_test(test_shown),
-        cmocka_unit_test(test_braces),
-        cmocka_unit_test(test_percent),
-        cmocka_unit_test(test_listing),
-        cmocka_unit_test(test_listing_refusals),
-        cmocka_unit_test(test_problem),
-        cmocka_unit_test(test_access),
+        cmocka_unit_test(test_urls),        cmocka_unit_test(test_prefixes),
+        cmocka_unit_test(test_directories), cmocka_unit_test(test_shown),
+        cmocka_unit_test(test_braces),      cmocka_unit_test(test_percent),
+        cmocka_unit_test(test_listing),     cmocka_unit_test(test_listing_refusals),
+        cmocka_unit_test(test_problem),     cmocka_unit_test(test_access),
         cmocka_unit_test(test_profiles),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);

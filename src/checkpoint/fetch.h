@@ -1,0 +1,29 @@
+/* Checkpoints of a mirror (checkpoint/mirror.h), in an object store or on a web server, as directories of
+ * this machine.
+ *
+ *     URL/latest                  which step, unless the URL names one
+ *     URL/step-N/manifest.json    its files with sizes and checksums; none, or an empty one: not committed
+ *     CACHE_DIR/remote/           the files while they are fetched: of one version each, resumed by range
+ *     CACHE_DIR/checkpoints/HASH/step-N    all of them, verified; HASH is the manifest's
+ *
+ * A checkpoint that is replaced in the store has another hash: a copy never changes, and is complete if it is
+ * there. */
+#ifndef WEFT_CHECKPOINT_FETCH_H
+#define WEFT_CHECKPOINT_FETCH_H
+
+#include <stdbool.h>
+
+#include "base/error.h"
+
+#define FETCH_CACHE ".weft-cache" /* CACHE_DIR for verbs without a configuration: data.cache_dir's default */
+
+/* Whether it is a URL, not a path. */
+bool fetch_is_remote(const char *where);
+/* The URL of one step: `url` itself, or the newest of the run that it names. The caller frees *step.
+ * ERR_NOINPUT: there is none. */
+ErrorCode fetch_name_step(const char *url, const char *cache_dir, char **step, Error *err);
+/* Makes sure that the copy is there. One process fetches, others wait. The caller frees *dir. ERR_NOINPUT:
+ * the URL names no committed checkpoint. */
+ErrorCode fetch_checkpoint(const char *url, const char *cache_dir, char **dir, Error *err);
+
+#endif
