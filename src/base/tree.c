@@ -37,3 +37,7 @@ static int add_blocks(TreeBlock block, TreeBlock run, TreeBlock *out, int count)
 int tree_blocks(int total, TreeBlock run, TreeBlock *out) {
     return add_blocks((TreeBlock){0, total}, run, out, 0);
 }
+
+int tree_waiting(int i) { return __builtin_popcount((unsigned)i); }
+
+int tree_carries(int i) { return __builtin_ctz(~(unsigned)i); }

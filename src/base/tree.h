@@ -23,4 +23,15 @@ enum { TREE_BLOCKS = 64 }; /* more than any range has: two per level */
  * out: TREE_BLOCKS entries, or NULL. */
 int tree_blocks(int total, TreeBlock run, TreeBlock *out);
 
+/* Terms that come one after the other can be added in this tree with few partial sums: a binary counter.
+ * `tree_waiting` partial sums wait when term i comes, one for each bit of i that is set, the largest block
+ * first. The term completes the last `tree_carries` of them, one for each bit that is set below the lowest
+ * clear one: it is added to the last, their sum to the one before, and so on. After a power of two of terms
+ * one sum is left. */
+int tree_waiting(int i);
+int tree_carries(int i);
+/* How many parts one sum takes, the term among them, where so many carries are left. The tree of three parts
+ * is (0 + 1) + 2: with the term first and the latest partial sum next, two carries in one reading. */
+static inline int tree_carry_parts(int carries) { return carries > 1 ? 3 : 2; }
+
 #endif

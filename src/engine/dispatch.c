@@ -178,7 +178,16 @@ static void return_rows(Execution *x, const DispatchRows *r) {
                  r->local + (size_t)i * r->local_step, r->bytes);
 }
 
-static void run_dispatch_chunk(Execution *x, const UnitPass *unit, int op, DispatchPass way,
+/* The experts' work on the rows of one rank. Sources are numbered by exact chunk, then by rank. */
+static void run_experts(Execution *x, Action a, const UnitPass *unit, DispatchPass way,
+                        const RemoteRows *rows) {
+    int source = rows->exact_chunk * ranks_of(x->engine) + rows->rank;
+    if (way == DISPATCH_BACKWARD) gradients_begin_source(x, a.unit, a.microbatch, source);
+    unit_experts(unit, a.ops.first, way, rows);
+    if (way == DISPATCH_BACKWARD) gradients_end_source(x, a.unit, a.microbatch, source);
+}
+
+static void run_dispatch_chunk(Execution *x, Action a, const UnitPass *unit, DispatchPass way,
                                const DispatchTensors *t, int exact_chunk, int dispatch_chunk) {
     Engine *e = x->engine;
     const DispatchState *v = &e->traffic.dispatch;
@@ -187,8 +196,8 @@ static void run_dispatch_chunk(Execution *x, const UnitPass *unit, int op, Dispa
     for (int i = 0; i < t->out_count; i++) send_rows(x, &t->out[i]);
     for (int r = 0; r < ranks; r++)
         if (v->dispatch_chunk[own * ranks + r] == dispatch_chunk)
-            unit_experts(unit, op, way,
-                         &(RemoteRows){r, exact_chunk, v->remote[r].first, v->remote[r].count});
+            run_experts(x, a, unit, way,
+                        &(RemoteRows){r, exact_chunk, v->remote[r].first, v->remote[r].count});
     for (int i = 0; i < t->back_count; i++) return_rows(x, &t->back[i]);
 }
 
@@ -204,7 +213,7 @@ void dispatch_run(Execution *x, Action a) {
     for (int exact_chunk = 0; exact_chunk < model_exact_chunks(&x->engine->model); exact_chunk++) {
         int dispatch_chunks = cut_dispatch_chunks(x->engine, exact_chunk);
         for (int dispatch_chunk = 0; dispatch_chunk < dispatch_chunks; dispatch_chunk++)
-            run_dispatch_chunk(x, &unit, op, way, &t, exact_chunk, dispatch_chunk);
+            run_dispatch_chunk(x, a, &unit, way, &t, exact_chunk, dispatch_chunk);
     }
     unit_unpermute(&unit, op, way);
 }

@@ -211,11 +211,15 @@ typedef struct LocalGradient {
 } LocalGradient;
 /* The next parameter of the unit in this flat, or the first if g->param is NULL; false: there is none. One
  * after the other: what lies between them is never written, and may hold anything. */
-bool gradient_next(const Engine *e, int unit, Flat flat, LocalGradient *g);
+bool gradient_next(const Execution *x, int unit, Flat flat, LocalGradient *g);
 /* Makes passes write to the gradient memory of (unit, microbatch), and prepares it. */
 void gradients_begin(Execution *x, int unit, Flat flat, int microbatch);
 /* The pass has finished this gradient. With exact sums it is converted to fixed point now. */
 void gradients_end(Execution *x, int unit, Flat flat, int microbatch);
+/* The same for the part of the experts' gradients that the tokens of one rank of ep make. Sources are
+ * numbered as they come: by exact chunk, then by rank. */
+void gradients_begin_source(Execution *x, int unit, int microbatch, int source);
+void gradients_end_source(Execution *x, int unit, int microbatch, int source);
 void gradients_sum_partials(Execution *x, Action a);
 void gradients_reduce(Execution *x, Action a);
 void gradients_reduced(Execution *x, Action a);

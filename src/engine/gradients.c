@@ -26,8 +26,10 @@
  * Where cp may shard the tokens of a microbatch (numerics.cp_invariant_up_to), a slot has one gradient for
  * each local exact chunk; each is rounded by itself.
  *
- * With expert parallelism (mesh.ep), local experts have one gradient for the tokens of each rank of ep, one
- * after the other: each is rounded by itself, or they are added up before the reduction.
+ * With expert parallelism (mesh.ep), local experts make a gradient for the tokens of each rank of ep, one
+ * after the other. In fixed point each is rounded by itself, from the same memory. In a slot they are added
+ * up as they come, in the canonical tree, with log2(ep) partial sums that wait. In the sums of the step there
+ * is one sum for each rank, and these are added up before the reduction.
  *
  * At the end `owned` points to this rank's shard of each flat. A bit of `started` says whether a flat's sums
  * were written in this step, because the first contribution must overwrite them instead of adding.
@@ -36,6 +38,7 @@
  * (Megatron). */
 #include "engine/execution.h"
 
+#include "base/tree.h"
 #include "device/ops/memory.h"
 #include "device/ops/optimizer.h"
 
@@ -81,7 +84,7 @@ void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
                : slots  ? execution_buffer(x, buffer_of_flat(BUFFER_FLAT_GRADIENTS, flat), unit, microbatch)
                         : x->engine->step.sums[unit][flat];
     if (partials) elements *= (size_t)partition_rows(&x->engine->plan->partition);
-    elements *= (size_t)partition_gradients(&x->engine->plan->partition, flat);
+    elements *= (size_t)program_gradients(x->program, flat);
     bool fresh = slots || start_sums(x, unit, flat);
     x->engine->gradients.units[unit].flats[flat] = (float *)(void *)to;
     if (!flat_of_vectors(flat)) x->pass.first = fresh;
@@ -89,7 +92,8 @@ void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
         OP(x->engine->device, zero, to, elements * sizeof(float));
 }
 
-bool gradient_next(const Engine *e, int unit, Flat flat, LocalGradient *g) {
+bool gradient_next(const Execution *x, int unit, Flat flat, LocalGradient *g) {
+    const Engine *e = x->engine;
     const ParamTable *t = &e->model.table;
     const Partition *partition = &e->plan->partition;
     int shape = unit < t->units ? unit : 0, i = g->param ? g->index + 1 : t->unit_first[shape];
@@ -100,7 +104,7 @@ bool gradient_next(const Engine *e, int unit, Flat flat, LocalGradient *g) {
                          .index = i,
                          .first = e->gradients.units[unit].flats[flat] + gradient_offset(&e->gradients, p),
                          .rows = flat == FLAT_VECTORS ? partition_param_rows(partition, p) : 1,
-                         .count = partition_gradients(partition, flat),
+                         .count = program_gradients(x->program, flat),
                          .apart = gradient_exact_chunk(&e->gradients, unit, flat)};
     return true;
 }
@@ -109,7 +113,7 @@ bool gradient_next(const Engine *e, int unit, Flat flat, LocalGradient *g) {
  * parameter. */
 static void fix(Execution *x, int unit, Flat flat, int64_t *sum, bool set) {
     LocalGradient g = {.param = NULL};
-    while (gradient_next(x->engine, unit, flat, &g))
+    while (gradient_next(x, unit, flat, &g))
         for (int r = 0; r < g.rows * g.count; r++)
             OP(x->engine->device, fixed_add, .n = g.param->count,
                .g = g.first + (size_t)(r / g.rows) * g.apart + (size_t)(r % g.rows) * (size_t)g.param->count,
@@ -117,15 +121,21 @@ static void fix(Execution *x, int unit, Flat flat, int64_t *sum, bool set) {
                .refused = x->engine->statistics.refused + g.index);
 }
 
-void gradients_end(Execution *x, int unit, Flat flat, int microbatch) {
+/* `first`: of those that a microbatch adds to the same sum. */
+static void complete(Execution *x, int unit, Flat flat, int microbatch, bool first) {
     bool step = x->program->sync == SYNC_STEP;
-    if (x->engine->statistics.first && x->program->first_alone && microbatch == 0)
-        statistics_add_first(x, unit, flat, x->engine->gradients.units[unit].flats[flat]);
     if (x->engine->gradients.units[unit].flats[flat]) origin_gradients(x, unit, flat, microbatch);
     if (x->engine->gradients.units[unit].flats[flat]) replay_gradients(x, unit, flat, microbatch);
     if (!x->program->exact) return;
     Region r = region_of(x, unit, flat, step ? -1 : microbatch);
-    if (r.all) fix(x, unit, flat, (int64_t *)(void *)r.all, !step || start_sums(x, unit, flat));
+    if (r.all) fix(x, unit, flat, (int64_t *)(void *)r.all, first && (!step || start_sums(x, unit, flat)));
+}
+
+void gradients_end(Execution *x, int unit, Flat flat, int microbatch) {
+    if (x->engine->statistics.first && x->program->first_alone && microbatch == 0)
+        statistics_add_first(x, unit, flat, x->engine->gradients.units[unit].flats[flat]);
+    bool by_source = x->program->exact && program_adds_sources(x->program, flat);
+    if (!by_source) complete(x, unit, flat, microbatch, true);
 }
 
 /* ---- partial sums of vectors ---- */
@@ -169,8 +179,72 @@ void gradients_sum_partials(Execution *x, Action a) {
 
 /* ---- experts ---- */
 
-/* The gradients for the tokens of each rank of ep are partial sums of the sum over all ranks. The local ones
- * are added up to the block of the canonical tree that they form (base/tree.h). */
+/* Partial sum `i` of those that wait, or that come next; the first becomes the sum over all ranks of ep. */
+static float *partial_sum(const Execution *x, int unit, Flat flat, int microbatch, int i) {
+    BufferKind kind = i > 0 ? BUFFER_FLAT_PARTIALS : BUFFER_FLAT_GRADIENTS;
+    char *all = execution_buffer(x, buffer_of_flat(kind, flat), unit, microbatch);
+    size_t each = partition_flat_elements(&x->engine->plan->partition, unit, flat);
+    return (float *)(void *)all + (i > 0 ? (size_t)(i - 1) * each : 0);
+}
+
+/* Where the experts write the gradient for the tokens of one source. */
+static float *source_gradient(const Execution *x, int unit, Flat flat, int microbatch, int source) {
+    size_t each = partition_flat_elements(&x->engine->plan->partition, unit, flat);
+    if (!program_adds_sources(x->program, flat))
+        return (float *)(void *)x->engine->step.sums[unit][flat] + (size_t)source * each;
+    return partial_sum(x, unit, flat, microbatch, x->program->exact ? 0 : tree_waiting(source));
+}
+
+/* The sources of a microbatch are an aligned power of two of the leaves of the canonical tree over data ranks
+ * (base/tree.h), so the order of these additions is the tree's. */
+static void add_source(Execution *x, int unit, Flat flat, int microbatch, int source) {
+    int at = tree_waiting(source), carries = tree_carries(source);
+    int64_t n = (int64_t)partition_flat_elements(&x->engine->plan->partition, unit, flat);
+    while (carries > 0) {
+        const float *parts[3];
+        int count = tree_carry_parts(carries);
+        for (int i = 0; i < count; i++) parts[i] = partial_sum(x, unit, flat, microbatch, at - i);
+        at -= count - 1, carries -= count - 1;
+        OP(x->engine->device, sum_parts, n, count, parts, partial_sum(x, unit, flat, microbatch, at));
+    }
+}
+
+static void begin_source(Execution *x, int unit, Flat flat, int microbatch, int source) {
+    float *to = source_gradient(x, unit, flat, microbatch, source);
+    size_t elements = partition_flat_elements(&x->engine->plan->partition, unit, flat);
+    x->engine->gradients.units[unit].flats[flat] = to;
+    if (flat_of_vectors(flat) && program_adds_sources(x->program, flat))
+        OP(x->engine->device, zero, to, elements * sizeof *to);
+}
+
+/* Afterwards the unit's gradient is that of source 0 again: the first in memory, or the sum. */
+static void end_source(Execution *x, int unit, Flat flat, int microbatch, int source) {
+    bool adds = program_adds_sources(x->program, flat);
+    if (adds && x->program->exact)
+        complete(x, unit, flat, microbatch, source == 0);
+    else if (adds)
+        add_source(x, unit, flat, microbatch, source);
+    x->engine->gradients.units[unit].flats[flat] = source_gradient(x, unit, flat, microbatch, 0);
+}
+
+/* Whether a unit has trained experts, in this flat. */
+static bool has_experts(const Execution *x, int unit, int flat) {
+    return flat_of_experts((Flat)flat) &&
+           partition_flat_elements(&x->engine->plan->partition, unit, (Flat)flat) > 0;
+}
+
+void gradients_begin_source(Execution *x, int unit, int microbatch, int source) {
+    for (int f = 0; f < GRADIENT_FLATS; f++)
+        if (has_experts(x, unit, f)) begin_source(x, unit, (Flat)f, microbatch, source);
+}
+
+void gradients_end_source(Execution *x, int unit, int microbatch, int source) {
+    for (int f = 0; f < GRADIENT_FLATS; f++)
+        if (has_experts(x, unit, f)) end_source(x, unit, (Flat)f, microbatch, source);
+}
+
+/* Where gradients accumulate over a step, those for the tokens of each rank of ep stay apart until its end:
+ * their sums over microbatches are the partial sums of the sum over all ranks. */
 static void add_dispatched(Execution *x, Region r) {
     const Partition *p = &x->engine->plan->partition;
     const float *ranges[SPLITS_MAX], *all = (const float *)(const void *)r.all;
@@ -209,8 +283,7 @@ static void reduce(Execution *x, Action a, Flat flat) {
     bool whole = a.microbatch >= 0 || gradient_sums_are_unsharded(x->program);
     size_t width = x->program->exact ? sizeof(int64_t) : sizeof(float);
     origin_message(x, (size_t)(whole ? r.shard->total : r.shard->count) * width, r.all);
-    if (flat_of_experts(flat) && e->plan->partition.experts > 1 && a.kind == ACT_REDUCE_SCATTER &&
-        !x->program->exact)
+    if (!x->program->exact && program_gradients(x->program, flat) > 1 && a.kind == ACT_REDUCE_SCATTER)
         add_dispatched(x, r);
     /* The microbatches' sums over the shards are added up before they are summed over the replicas: these are
      * two separate sums. */

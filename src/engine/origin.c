@@ -84,7 +84,7 @@ static bool reads_sums(const Execution *x, int microbatch) {
 void origin_gradients(Execution *x, int unit, Flat flat, int microbatch) {
     Engine *e = x->engine;
     LocalGradient g = {.param = NULL};
-    while (gradient_next(e, unit, flat, &g)) {
+    while (gradient_next(x, unit, flat, &g)) {
         if (g.param->frozen) continue;
         if (is_planted(x, POISON_GRADIENT)) plant(x, g.param->count, DTYPE_F32, g.first);
         for (int r = 0; reads_sums(x, microbatch) && r < g.count; r++)

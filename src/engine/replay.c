@@ -38,7 +38,7 @@ void replay_gradients(const Execution *x, int unit, Flat flat, int microbatch) {
     Engine *e = x->engine;
     const ParamTable *t = &e->model.table;
     LocalGradient g = {.param = NULL};
-    while (r && gradient_next(e, unit, flat, &g)) {
+    while (r && gradient_next(x, unit, flat, &g)) {
         uint64_t *hash = &r->own[unit == t->units ? t->count : g.index]; /* units: the tied head */
         size_t bytes = (size_t)g.rows * (size_t)g.param->count * sizeof *g.first;
         for (int i = 0; !g.param->frozen && i < g.count; i++)

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/tree.h"
 #include "device/counting.h"
 #include "device/ops/ops.h"
 #include "program/owners.h"
@@ -135,6 +136,27 @@ static void backward(Counter *c, const UnitPass *u, Action a) {
     }
 }
 
+/* The engine's work on a gradient of a microbatch that is complete. */
+static void complete(Counter *c, int64_t n) {
+    Device *d = &c->counting.device;
+    if (program_has_slots(&c->p->program)) OP(d, count_nonfinite, n, somewhere(), DTYPE_F32, somewhere());
+    if (c->p->program.exact) OP(d, fixed_add, .n = n, .g = somewhere(), .acc = somewhere(), .limit = 1);
+}
+
+/* The same on the gradient for the tokens of one rank of ep. */
+static void end_source(Counter *c, int unit, int source) {
+    const Program *p = &c->p->program;
+    for (int f = 0; f < GRADIENT_FLATS; f++) {
+        int64_t n = (int64_t)partition_flat_elements(&c->p->partition, unit, (Flat)f);
+        if (!program_adds_sources(p, (Flat)f) || n == 0) continue;
+        if (p->exact) complete(c, n);
+        for (int carries = p->exact ? 0 : tree_carries(source), parts; carries > 0; carries -= parts - 1) {
+            parts = tree_carry_parts(carries);
+            OP(&c->counting.device, sum_parts, n, parts, NULL, somewhere());
+        }
+    }
+}
+
 /* Assumes that tokens go evenly to all ranks. */
 static void dispatch(Counter *c, const UnitPass *u, Action a) {
     DispatchPass way = a.pass == ACT_FWD || a.pass == ACT_RECOMPUTE ? DISPATCH_FORWARD : DISPATCH_BACKWARD;
@@ -145,6 +167,7 @@ static void dispatch(Counter *c, const UnitPass *u, Action a) {
     for (int s = 0; s < exact_chunks; s++)
         for (int r = 0; r < ranks; r++)
             unit_experts(u, a.ops.first, way, &(RemoteRows){r, s, each * r, each});
+    for (int r = 0; way == DISPATCH_BACKWARD && r < exact_chunks * ranks; r++) end_source(c, a.unit, r);
     unit_unpermute(u, a.ops.first, way);
 }
 
@@ -165,18 +188,14 @@ static void exchange(Counter *c, const UnitPass *u, Action a) {
             unit_unpack(u, row, pass);
 }
 
-/* The engine's work on the gradients of a microbatch after a pass. */
+/* The engine's work on the gradients of a microbatch after a pass. Exact sums have taken experts' by then. */
 static void end_gradients(Counter *c, Action a) {
-    const Partition *op = &c->p->partition;
-    Device *d = &c->counting.device;
+    const Program *p = &c->p->program;
     PassGradient g;
     for (int i = 0; i < PASS_GRADIENTS; i++) {
-        if (!program_gradient(&c->p->program, a, i, &g)) continue;
-        size_t n = partition_flat_elements(op, g.unit, g.flat) * (size_t)partition_gradients(op, g.flat);
-        if (program_has_slots(&c->p->program))
-            OP(d, count_nonfinite, (int64_t)n, somewhere(), DTYPE_F32, somewhere());
-        if (!c->p->program.exact) continue;
-        OP(d, fixed_add, .n = (int64_t)n, .g = somewhere(), .acc = somewhere(), .limit = 1);
+        if (!program_gradient(p, a, i, &g) || (p->exact && program_adds_sources(p, g.flat))) continue;
+        complete(c, (int64_t)partition_flat_elements(&c->p->partition, g.unit, g.flat) *
+                        program_gradients(p, g.flat));
     }
 }
 

@@ -47,17 +47,15 @@ size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat) {
     return at;
 }
 
-/* Number of gradients of a flat that exist before rounding or adding up. */
-static size_t gradients_of(const Program *p, Flat flat) {
-    return (size_t)partition_gradients(p->partition, flat);
-}
-
 /* Bytes of a buffer whose kind exists once for each flat. */
 static size_t flat_bytes(const Program *p, BufferKind kind, int unit) {
-    bool fixed = kind >= BUFFER_FLAT_FIXED;
-    Flat flat = (Flat)(kind - (fixed ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS));
-    size_t elements = gradient_elements(p, unit, flat);
-    return pool_round(fixed ? elements * sizeof(int64_t) : elements * gradients_of(p, flat) * sizeof(float));
+    Flat flat = (Flat)((kind - BUFFER_FLAT_GRADIENTS) % GRADIENT_FLATS);
+    size_t elements = gradient_elements(p, unit, flat),
+           total = partition_flat_elements(p->partition, unit, flat);
+    if (kind >= BUFFER_FLAT_PARTIALS)
+        return pool_round((size_t)program_partial_sums(p, flat) * total * sizeof(float));
+    if (kind >= BUFFER_FLAT_FIXED) return pool_round(elements * sizeof(int64_t));
+    return pool_round((size_t)program_gradients(p, flat) * elements * sizeof(float));
 }
 
 size_t batch_array_offset(const Model *m, int array) {
@@ -89,6 +87,7 @@ static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, in
     case BUFFER_GRADIENT: return pool_round(boundary_bytes(m));
     case BUFFER_FLAT_GRADIENTS:
     case BUFFER_FLAT_FIXED:
+    case BUFFER_FLAT_PARTIALS:
     case BUFFER_KINDS: break; /* one for each flat */
     }
     return flat_bytes(p, kind, unit);
@@ -167,6 +166,13 @@ static void name_exchange(Naming *n, Action a) {
     name_pass(n, a);
 }
 
+/* The experts' gradients are made by their dispatch. */
+static void name_dispatch(Naming *n, Action a) {
+    name_exchange(n, a);
+    if (a.pass != ACT_BWD && a.pass != ACT_DGRAD) return;
+    for (int f = 0; f < GRADIENT_FLATS; f++) name(n, buffer_of_flat(BUFFER_FLAT_PARTIALS, (Flat)f), a.unit);
+}
+
 /* The partial sums are in the engine's memory; their total may be in a microbatch's buffer. */
 static void name_partials(Naming *n, Action a) {
     BufferKind first = n->p->exact ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS;
@@ -186,8 +192,8 @@ static int name_buffers(Naming n, Action a) {
     case ACT_WGRAD: name_pass(&n, a); break;
     case ACT_RECOMPUTE:
     case ACT_COLLECTIVE:
-    case ACT_WAIT:
-    case ACT_DISPATCH: name_exchange(&n, a); break;
+    case ACT_WAIT: name_exchange(&n, a); break;
+    case ACT_DISPATCH: name_dispatch(&n, a); break;
     case ACT_RECV_F: name(&n, BUFFER_SAVED, a.unit); break;
     case ACT_SEND_F: name(&n, BUFFER_OUTPUT, a.unit); break;
     case ACT_RECV_B:
@@ -341,7 +347,7 @@ bool gradient_sums_are_unsharded(const Program *p) { return p->sync == SYNC_STEP
 
 size_t gradient_sum_bytes(const Program *p, int unit, Flat flat) {
     size_t element = p->exact ? sizeof(int64_t) : sizeof(float);
-    size_t each = p->exact ? 1 : gradients_of(p, flat); /* exact numerics round each one by itself */
+    size_t each = p->exact ? 1 : (size_t)program_gradients(p, flat); /* exact: each is rounded by itself */
     if (!partition_makes_gradient(p->partition, unit)) return 0;
     return pool_round(element * (gradient_sums_are_unsharded(p)
                                      ? each * gradient_elements(p, unit, flat)
@@ -357,7 +363,7 @@ size_t gradient_owned_bytes(const Program *p, int unit, Flat flat) {
 size_t gradient_partials_bytes(const Program *p, int unit) {
     size_t rows = (size_t)partition_rows(p->partition);
     if (rows == 1 || unit >= p->units || !partition_makes_gradient(p->partition, unit)) return 0;
-    return pool_round(rows * gradients_of(p, FLAT_VECTORS) *
+    return pool_round(rows * (size_t)program_gradients(p, FLAT_VECTORS) *
                       partition_flat_elements(p->partition, unit, FLAT_VECTORS) * sizeof(float));
 }
 

@@ -28,10 +28,12 @@ typedef enum BufferKind {
     BUFFER_GATHERED, /* parameters of u; `microbatch` is the index of the gather in the step */
     /* From here on there is one kind for each flat. FLAT_GRADIENTS: fp32 gradients of one microbatch, where
      * they are not added to those of the step at once. FLAT_FIXED: the same in fixed point, on their way over
-     * the network. */
+     * the network. FLAT_PARTIALS: of experts with ep, partial sums of FLAT_GRADIENTS over the ranks of ep;
+     * alive in the DISPATCH that makes them. */
     BUFFER_FLAT_GRADIENTS,
     BUFFER_FLAT_FIXED = BUFFER_FLAT_GRADIENTS + GRADIENT_FLATS,
-    BUFFER_KINDS = BUFFER_FLAT_FIXED + GRADIENT_FLATS
+    BUFFER_FLAT_PARTIALS = BUFFER_FLAT_FIXED + GRADIENT_FLATS,
+    BUFFER_KINDS = BUFFER_FLAT_PARTIALS + GRADIENT_FLATS
 } BufferKind;
 enum { BATCH_FIRST_KEY = 3, BATCH_ARRAYS = 6 };
 /* Number of MTP heads that this program trains on this rank. */

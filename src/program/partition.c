@@ -231,15 +231,11 @@ int partition_rows(const Partition *p) { return p->splits / p->tensors; }
 
 /* Exact chunks of a microbatch's tokens on this rank. The gradient of each is computed and rounded by
  * itself. */
-static int exact_chunks(const Partition *p) {
+int partition_exact_chunks(const Partition *p) {
     return p->cp.exact_chunks > 0 ? p->cp.exact_chunks / p->cp.ranks : 1;
 }
 
 bool partition_splits_shards(const Partition *p) { return p->experts > 1 && p->shards > p->experts; }
-
-int partition_gradients(const Partition *p, Flat flat) {
-    return exact_chunks(p) * (flat_of_experts(flat) ? p->experts : 1);
-}
 
 int partition_param_rows(const Partition *p, const Param *param) {
     return axes_any(axes_kind(p->unsharded, param), DOES_SUM) & MESH_TENSOR ? partition_rows(p) : 1;

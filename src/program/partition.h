@@ -95,9 +95,8 @@ int partition_param_rows(const Partition *p, const Param *param);
 /* Whether expert gradients are reduced over a different group than other gradients, and that group has more
  * than one rank. */
 bool partition_splits_shards(const Partition *p);
-/* Gradients that passes make of a flat, each by itself: one for each exact chunk; of experts, one for each
- * exact chunk of each rank of ep, by rank. */
-int partition_gradients(const Partition *p, Flat flat);
+/* Exact chunks of a microbatch's tokens on this rank; 1: not cut. */
+int partition_exact_chunks(const Partition *p);
 
 bool partition_runs(const Partition *p, int unit); /* this rank runs the unit's forward and backward */
 /* This rank holds the unit's parameters: it runs the unit, or has the tied copy. */

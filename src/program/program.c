@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/tree.h"
 #include "comm/comm.h"
 #include "program/owners.h"
 
@@ -159,6 +160,20 @@ int anatomy_dispatch(const Anatomy *n, int op) {
 /* Gradients of a microbatch need their own memory to be rounded to fixed point, or to be reduced before the
  * next microbatch. */
 bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_STEP; }
+
+bool program_adds_sources(const Program *p, Flat flat) {
+    return flat_of_experts(flat) && p->partition->experts > 1 && program_has_slots(p);
+}
+
+int program_gradients(const Program *p, Flat flat) {
+    if (program_adds_sources(p, flat)) return 1;
+    return partition_exact_chunks(p->partition) * (flat_of_experts(flat) ? p->partition->experts : 1);
+}
+
+/* Fixed point takes each gradient at once. */
+int program_partial_sums(const Program *p, Flat flat) {
+    return program_adds_sources(p, flat) && !p->exact ? tree_waiting(p->partition->experts - 1) : 0;
+}
 
 /* The unit whose flat gets a gradient from this action; -1: none. Gradients of vectors are made with dgrad,
  * those of matrices with wgrad. The head computes that of its matrix in the forward pass, together with its

@@ -174,6 +174,15 @@ ErrorCode program_check(const Program *p, Error *err);
 /* Whether gradients of a microbatch have their own memory. Otherwise they are added to those of the step at
  * once. */
 bool program_has_slots(const Program *p);
+/* With ep: whether the gradient for the tokens of each rank of ep is rounded, or added to those of the ranks
+ * before, as soon as it is made. Not where it accumulates over a step: there the sum over microbatches comes
+ * before the sum over ranks. */
+bool program_adds_sources(const Program *p, Flat flat);
+/* Gradients of a flat that a pass leaves side by side: one for each exact chunk; of experts with ep, one that
+ * is added up, or else one for each rank of ep. */
+int program_gradients(const Program *p, Flat flat);
+/* Partial sums that exist at most besides that one while they are added up (base/tree.h). */
+int program_partial_sums(const Program *p, Flat flat);
 /* Size of the inner group if this flat is summed in two steps: over shards, then over replicas
  * (comm_sum_outer). 1 if replicas are reduced separately, after microbatches were summed. */
 int program_inner_ranks(const Program *p, const FlatShard *s);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "forecast/draw.h"
+#include "model/families/family.h"
 #include "plan/memory.h"
 #include "comm/comm.h"
 #include "program/program.h"
@@ -22,6 +23,7 @@ static int count_kind(const Program *p, ActionKind kind) {
 /* A model, its mesh, and the program of one rank. */
 typedef struct Case {
     int pp, replicas, shards, microbatches, layers;
+    int experts;                    /* ranks of ep, for a model with experts; 0: none */
     const char *schedule;           /* of pp > 1 */
     bool tied, split, exact, whole; /* whole: matrices of some groups are not cut */
     GradientSync sync;
@@ -38,7 +40,7 @@ typedef struct Lowered {
     ParamGroups groups;
 } Lowered;
 
-static Model small_model(const Case *c) {
+static Model small_model(const Case *c, int expert_rank) {
     ModelConfig config = {.vocab_size = 100,
                           .hidden_size = 24,
                           .intermediate_size = 40,
@@ -52,6 +54,9 @@ static Model small_model(const Case *c) {
                           .tie_word_embeddings = c->tied};
     Model m;
     Error err = {0};
+    if (c->experts)
+        config.family = &family_qwen3_moe, config.num_experts = 8, config.num_experts_per_tok = 2,
+        config.moe_intermediate_size = 12, config.expert_ranks = c->experts, config.expert_rank = expert_rank;
     assert_int_equal(model_build(&m, &config, c->compute, c->recompute, 16, 0, &err), OK);
     return m;
 }
@@ -69,14 +74,14 @@ static Stages even_stages(const Schedule *s, int units) {
 
 static void lower(Lowered *l, const Case *c, int rank) {
     Error err = {0};
-    MeshOptions options = {c->pp, c->replicas, c->shards, 1, 1, 1};
+    MeshOptions options = {c->pp, c->replicas, c->shards, 1, 1, c->experts ? c->experts : 1};
     Mesh mesh;
     Stages stages;
     OptimizerGroup storage[3];
     OptimizerOptions optimizer = mixed_optimizer(storage);
-    *l = (Lowered){.model = small_model(c)};
-    if (param_groups_build(&l->groups, &optimizer, &l->model.table, &err) != OK) fail_msg("%s", err.message);
     if (mesh_build(&mesh, &options, ranks_of(c), &err) != OK) fail_msg("%s", err.message);
+    *l = (Lowered){.model = small_model(c, mesh_group_rank(&mesh, MESH_EXPERTS, rank))};
+    if (param_groups_build(&l->groups, &optimizer, &l->model.table, &err) != OK) fail_msg("%s", err.message);
     ScheduleName name = c->split ? PIPE_ZB_H1 : PIPE_1F1B; /* of one rank */
     assert_true(c->pp == 1 || schedule_find(c->schedule, &name));
     int each = schedule_default_stages_per_rank(name);
@@ -122,7 +127,9 @@ static void each_case(void (*visit)(const Case *c, const Lowered *l, int rank)) 
         {.pp = 2, .replicas = 2, .shards = 2, .schedule = "interleaved_zero_bubble"},
         {.pp = 2, .replicas = 2, .shards = 1, .schedule = "dualpipev"},
         {.pp = 2, .replicas = 1, .shards = 3, .schedule = "looped_bfs"},
-        {.pp = 3, .replicas = 2, .shards = 1, .schedule = "zb_h2"}};
+        {.pp = 3, .replicas = 2, .shards = 1, .schedule = "zb_h2"},
+        {.pp = 1, .replicas = 1, .shards = 4, .experts = 4},
+        {.pp = 2, .replicas = 1, .shards = 2, .experts = 2, .schedule = "zbv"}};
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++)
         for (int variant = 0; variant < 72; variant++) {
             Case c = meshes[i];
@@ -148,6 +155,7 @@ static void check_valid(const Case *c, const Lowered *l, int rank) {
                  c->schedule, c->replicas, c->shards, c->sync, c->reshard, c->tied, c->exact, rank,
                  err.message);
     int units = 0;
+    if (c->experts) return; /* dispatches cut passes over a unit into several actions */
     for (int u = 0; u < p->units; u++) units += partition_runs(&l->partition, u);
     assert_int_equal(count_kind(p, ACT_FWD), units * c->microbatches);
     assert_int_equal(count_kind(p, ACT_BWD) + count_kind(p, ACT_DGRAD), units * c->microbatches);
@@ -319,6 +327,59 @@ static void test_memory_plans_are_sound(void **state) {
     each_case(check_plan);
 }
 
+/* Bytes of the largest buffer of a flat of experts, which lives in a single dispatch if it has partial
+ * sums. */
+static size_t experts_bytes(const Lowered *l, const MemoryPlan *plan, BufferKind kind) {
+    size_t most = 0;
+    for (int i = 0; i < plan->count; i++) {
+        const Buffer *b = &plan->buffers[i];
+        if (b->kind != buffer_of_flat(kind, FLAT_EXPERTS)) continue;
+        if (kind == BUFFER_FLAT_PARTIALS)
+            assert_true(b->first == b->last && l->program.actions[b->first].kind == ACT_DISPATCH);
+        most = b->bytes > most ? b->bytes : most;
+    }
+    return most;
+}
+
+/* A rank has log2(ep) + 1 gradients of its own experts, while it adds them up; one in exact numerics; and all
+ * of them only where they accumulate over a step. */
+static void check_experts(int ep, int levels, bool exact, GradientSync sync) {
+    Lowered l;
+    MemoryPlan plan;
+    bool apart = !exact && sync == SYNC_STEP;
+    lower(&l,
+          &(Case){.pp = 1,
+                  .replicas = 1,
+                  .shards = 8,
+                  .microbatches = 2,
+                  .experts = ep,
+                  .exact = exact,
+                  .sync = sync},
+          5);
+    memory_plan(
+        &plan,
+        &(MemorySpec){.program = &l.program, .model = &l.model, .positions = 16, .optimizer = &l.groups});
+    size_t elements = partition_flat_elements(&l.partition, 1, FLAT_EXPERTS), each = elements * sizeof(float);
+    assert_true(elements > 0);
+    assert_int_equal(experts_bytes(&l, &plan, BUFFER_FLAT_GRADIENTS), apart ? 0 : pool_round(each));
+    assert_int_equal(experts_bytes(&l, &plan, BUFFER_FLAT_PARTIALS),
+                     apart || exact ? 0 : pool_round((size_t)levels * each));
+    if (sync == SYNC_STEP)
+        assert_int_equal(gradient_sum_bytes(&l.program, 1, FLAT_EXPERTS),
+                         pool_round(exact ? 2 * each : (size_t)ep * each));
+    memory_plan_free(&plan);
+    release(&l);
+}
+
+static void test_experts_gradients_are_added_as_they_come(void **state) {
+    (void)state;
+    for (int levels = 1; levels <= 3; levels++)
+        for (int exact = 0; exact < 2; exact++) {
+            check_experts(1 << levels, levels, exact, SYNC_MICROBATCH);
+            check_experts(1 << levels, levels, exact, SYNC_STEP);
+        }
+}
+
 /* Every element of the model is owned once by each replica, and counted once in total. */
 static void test_every_element_is_counted_once(void **state) {
     (void)state;
@@ -375,7 +436,7 @@ static uint64_t replicas_traffic(const Case *c) {
 static void test_traffic_is_counted(void **state) {
     (void)state;
     Case c = {.pp = 1, .replicas = 4, .shards = 1, .microbatches = 5, .layers = 3};
-    Model m = small_model(&c);
+    Model m = small_model(&c, 0);
     uint64_t padded = 0; /* flats in whole cache lines */
     for (int u = 0; u < m.table.units; u++) padded += param_unit_size(&m.table, u) * sizeof(float);
     uint64_t once = replicas_traffic(&c);
@@ -413,7 +474,7 @@ static void test_traffic_is_counted(void **state) {
     assert_int_equal(traffic(&s).replicas, 2 * t.replicas);
 
     Case pipe = {.pp = 2, .replicas = 1, .shards = 1, .microbatches = 5, .layers = 3, .schedule = "1f1b"};
-    Model small = small_model(&pipe);
+    Model small = small_model(&pipe, 0);
     assert_int_equal(traffic(&pipe).pipeline,
                      5 * (boundary_bytes(&small) + COMM_HEADER)); /* rank 0 sends activations only */
     model_free(&small);
@@ -527,6 +588,7 @@ int main(void) {
         cmocka_unit_test(test_broken_programs_are_refused),
         cmocka_unit_test(test_broken_communication_is_refused),
         cmocka_unit_test(test_memory_plans_are_sound),
+        cmocka_unit_test(test_experts_gradients_are_added_as_they_come),
         cmocka_unit_test(test_every_element_is_counted_once),
         cmocka_unit_test(test_traffic_is_counted),
         cmocka_unit_test(test_windows_of_collectives),

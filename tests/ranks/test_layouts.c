@@ -431,7 +431,9 @@ static void test_experts(void **state) {
                                    {1, 3, 2, .sync = SYNC_STEP},
                                    {1, 1, 6, .sync = SYNC_MICROBATCH, .tied = true},
                                    {2, 1, 2, .sync = SYNC_STEP},
+                                   {1, 1, 8, .sync = SYNC_MICROBATCH},
                                    {1, 2, 2, .sync = SYNC_MICROBATCH, .exact = true},
+                                   {1, 1, 8, .sync = SYNC_MICROBATCH, .exact = true},
                                    {1, 1, 4, .sync = SYNC_STEP, .exact = true, .whole = true},
                                    {1, 1, 4, .sync = SYNC_STEP, .muon = true}};
     (void)state;

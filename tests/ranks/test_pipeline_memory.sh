@@ -56,5 +56,9 @@ check() {
 for schedule in gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 dualpipev; do check $schedule pipeline.schedule=$schedule; done
 check exact pipeline.schedule=zbv numerics.mode=exact model.tie_word_embeddings=true
 check recompute pipeline.schedule=interleaved_zero_bubble train.recompute=full
+# Experts' gradients of several ranks of ep, added up as they come.
+moe='mesh.pp=1 mesh.dp_shard=2 mesh.ep=2 train.gradient_sync=microbatch model.family=qwen3_moe model.head_dim=16 model.num_experts=4
+    model.num_experts_per_tok=2 model.moe_intermediate_size=64'
+for numerics in fast exact; do check ep_$numerics $moe numerics.mode=$numerics; done
 
 conclude

@@ -286,7 +286,7 @@ typedef struct Rows {
     int64_t count;
     const int32_t *first;
     int experts;  /* number of local experts that rows are sorted by */
-    int gradient; /* index among the gradients of a weight, which has one for each exact chunk of each rank */
+    int gradient; /* index among the gradients of a weight: of the exact chunk; of dispatched rows 0 */
     void *x, *gate_up, *act, *dact, *dgate_up; /* [count, ...] */
     const void *dy;
 } Rows;
@@ -808,7 +808,6 @@ static Rows remote_rows(const LayerPass *w, const RemoteRows *v) {
     return (Rows){.count = v->count,
                   .first = (const int32_t *)w->tensors[OWN_FIRST] + runs * (model_own_experts(c) + 1),
                   .experts = (int)model_own_experts(c),
-                  .gradient = v->rank * exact_chunks(w) + v->exact_chunk,
                   .x = row_at(w, REMOTE_X, DIM_HIDDEN, v->first),
                   .gate_up = row_at(w, GATE_UP, DIM_EXPERT_GATE_UP, v->first),
                   .act = row_at(w, ACT, DIM_EXPERT, v->first),
