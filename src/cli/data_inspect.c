@@ -101,6 +101,7 @@ static void put_format(const Survey *s, Text *out) {
     text_puts(out, "\n");
     if (s->source.length) text_printf(out, "  train with  {path: ..., %s}\n", s->source.data);
     if (s->compression) text_printf(out, "  compressed  %s\n", s->compression);
+    if (s->form) text_printf(out, "  looks like  %s: %s\n", s->form->name, s->form->advice);
 }
 
 static void put_columns(const Survey *s, Text *out) {
@@ -266,6 +267,7 @@ static void json_file(const Inspection *n, JsonWriter *w, const Survey *s) {
     if (s->format == FORMAT_CHAT) json_forms(w, s);
     if (s->format == FORMAT_TOKENS) json_put_string(w, "dtype", type_word(s->type));
     if (s->rows) json_container(w, s);
+    if (s->form) json_put_string(w, "text_form", s->form->name);
     json_put_string(w, "compression", s->compression ? s->compression : "none");
     json_put_bool(w, "whole", !s->cut);
     json_figures(n, w, &s->figures);

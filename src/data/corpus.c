@@ -27,6 +27,7 @@
 #include "formats/parquet.h"
 #include "formats/parquet_rows.h"
 #include "formats/text_check.h"
+#include "formats/text_form.h"
 
 /* Large enough that the system call costs nothing compared with tokenizing, and small compared with the
  * caches of a machine that tokenizes on all its cores. */
@@ -49,7 +50,8 @@ struct CorpusReader {
     bool array;                 /* the file is one array of JSON, whose elements are given like lines */
     bool first_element, closed; /* its first element is next; its last bracket was read */
     CorpusPosition position;
-    TextCheck check; /* of the returned chunks */
+    TextCheck check;      /* of the returned chunks */
+    const TextForm *form; /* of text: what it begins as, NULL for nothing else */
 };
 
 /* Bytes of the name without the suffix of a compression. Whether a file is compressed is decided by its
@@ -144,9 +146,30 @@ static ErrorCode recognise_array(CorpusReader *r, Error *err) {
     return OK;
 }
 
+/* A source that states its format means it, and one that asks for bytes takes any. */
+static bool doubts_form(const CorpusFile *file) {
+    return file->format == FORMAT_AUTO && file->encoding != ENCODING_BYTES;
+}
+
+static ErrorCode recognise_form(CorpusReader *r, Error *err) {
+    TextHead head = {.path = r->file->path};
+    if (r->format != FORMAT_TEXT) return OK;
+    for (;;) {
+        head.text = r->buffer + r->begin;
+        head.length = r->end - r->begin;
+        head.whole = r->at_end;
+        if (r->at_end || !text_form_needs_more(&head)) break;
+        TRY(fill(r, err));
+    }
+    r->form = text_form_of(&head);
+    bool refused = r->form && r->form->refused && doubts_form(r->file);
+    return refused ? text_form_refuse(r->form, r->file->path, err) : OK;
+}
+
 static ErrorCode open_beginning(CorpusReader *r, Error *err) {
     TRY(input_open(&r->input, r->file->path, r->file->encoding, err));
     TRY(skip_byte_order_mark(r, err));
+    TRY(recognise_form(r, err));
     return recognise_array(r, err);
 }
 
@@ -258,6 +281,8 @@ double corpus_stored_given(const CorpusReader *r) {
 }
 
 bool corpus_is_array(const CorpusReader *r) { return r->array; }
+const TextForm *corpus_form(const CorpusReader *r) { return r->form; }
+const TextForm *corpus_doubtful_form(const CorpusReader *r) { return doubts_form(r->file) ? r->form : NULL; }
 uint64_t corpus_text_bytes(const CorpusReader *r) { return r->check.bytes; }
 uint64_t corpus_invalid_bytes(const CorpusReader *r) { return r->check.invalid; }
 

@@ -7,8 +7,8 @@
  * bracket, it is one array, whose elements are read like lines. Each may be compressed with zstd or gzip. A
  * Parquet file holds one document per row, in a named column (formats/parquet.h), or one conversation
  * (formats/parquet_rows.h). A token file holds ids that another program made (formats/token_file.h). Files
- * that are not text are refused, by their format (formats/file_format.h) or by their bytes
- * (formats/text_check.h).
+ * that are not text are refused, by their format (formats/file_format.h), by their bytes
+ * (formats/text_check.h), or since they are JSON (formats/text_form.h).
  *
  * Memory is bounded: a long document comes in chunks, cut after a lone newline between two characters that
  * are neither white space nor a slash. Most tokenizers end a token there, so that the chunks together have
@@ -27,6 +27,7 @@
 #include "data/config.h"
 #include "data/fingerprint.h"
 #include "data/holdout.h"
+#include "formats/text_form.h"
 #include "formats/token_file.h"
 
 #define CORPUS_CHUNK_BYTES (256u << 10) /* least size of a long document's chunks */
@@ -87,7 +88,11 @@ CorpusPosition corpus_position(const CorpusReader *reader); /* after the last ch
 uint64_t corpus_stored_position(const CorpusReader *reader);
 /* The same without what was read ahead, about; to estimate what the rest of the file holds. */
 double corpus_stored_given(const CorpusReader *reader);
-bool corpus_is_array(const CorpusReader *reader);          /* of JSON */
+bool corpus_is_array(const CorpusReader *reader); /* of JSON */
+/* What else than text a text file is, by its beginning; NULL: nothing, or reading did not start there. */
+const TextForm *corpus_form(const CorpusReader *reader);
+const TextForm *
+corpus_doubtful_form(const CorpusReader *reader);          /* unless the source states that it is text */
 uint64_t corpus_text_bytes(const CorpusReader *reader);    /* of all chunks so far */
 uint64_t corpus_invalid_bytes(const CorpusReader *reader); /* of these, not UTF-8 */
 uint64_t corpus_null_rows(const CorpusReader *reader);     /* rows so far that are null */

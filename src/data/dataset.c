@@ -56,6 +56,7 @@ typedef struct Source {
     TokenCache *cache;
     TokenCache *held; /* documents held out by their hashes; NULL: none are, and all are in `cache` */
     bool chat;
+    bool any_form; /* its text may be markup, JSON, ... (formats/text_form.h) without a word */
     Samples train, validation;
 } Source;
 
@@ -460,6 +461,7 @@ static ErrorCode list_files(Dataset *d, const DataConfig *c, const DataSource *s
     s->min_bytes = spec->min_bytes;
     s->max_bytes = spec->max_bytes;
     s->chat = spec->format == FORMAT_CHAT;
+    s->any_form = spec->format != FORMAT_AUTO || spec->encoding == ENCODING_BYTES;
     if (url_is(spec->path) && !file_exists(spec->path))
         TRY(list_remote(d, c, spec->path, s, err));
     else
@@ -682,10 +684,32 @@ static BlockSource there_of(const Dataset *d, const Source *s) {
                          .figures = figures_of(s)};
 }
 
+/* A cache was perhaps made for a source that states its format. */
+static ErrorCode refuse_forms(const Source *s, const TokenFigures *f, Error *err) {
+    for (size_t i = 0; i < TEXT_FORMS && !s->any_form; i++) {
+        const TextForm *form = f->forms[i] ? text_form_at(i) : NULL;
+        if (form && form->refused) return text_form_refuse(form, s->name, err);
+    }
+    return OK;
+}
+
+/* Text, but perhaps not the text that is meant. */
+static void warn_of_forms(const Source *s, const TokenFigures *f) {
+    char some[32], all[32];
+    for (size_t i = 0; i < TEXT_FORMS && !s->any_form; i++) {
+        const TextForm *form = f->forms[i] ? text_form_at(i) : NULL;
+        if (form)
+            log_warn("%s: %s of %s file%s %s %s: %s", s->name, text_count((int64_t)f->forms[i], some),
+                     text_count((int64_t)s->files, all), s->files == 1 ? "" : "s",
+                     f->forms[i] == 1 ? "is" : "are", form->name, form->advice);
+    }
+}
+
 static void warn_of_figures(const Dataset *d, const Source *s) {
     char some[32], all[32];
     BlockSource there = there_of(d, s);
     TokenFigures f = there.figures;
+    warn_of_forms(s, &f);
     if (f.invalid_bytes > 0)
         log_warn("%s: %s of %s bytes are not UTF-8; they were taken as they are", s->name,
                  text_count((int64_t)f.invalid_bytes, some), text_count((int64_t)there.text_bytes, all));
@@ -750,12 +774,13 @@ static ErrorCode assign_source(Dataset *d, size_t i, Error *err) {
     Source *s = &d->sources[i];
     bool trains = i < d->count;
     if (!s->cache) return OK;
+    TokenFigures f = figures_of(s);
+    TRY(refuse_forms(s, &f, err));
     divide(d, s, trains);
     if (s->chat) TRY(pack(d, &s->train, err));
     if (s->chat) TRY(pack(d, &s->validation, err));
     const Samples *needed = trains ? &s->train : &s->validation;
     if (samples_count(needed, s, d->context) > 0) return OK;
-    TokenFigures f = figures_of(s);
     if (token_cache_tokens(s->cache) == 0) return refuse_none(s, &f, err);
     warn_of_packing(d, s, &needed->packing, trains ? "training" : "validation");
     return error_set(
@@ -827,6 +852,7 @@ static ErrorCode check_growing(void *dataset, size_t i, const BlockSource *there
     const Dataset *d = dataset;
     const Source *s = &d->sources[i];
     bool counts = d->bad_lines_limit >= 1 || d->bad_lines_limit <= 0;
+    TRY(refuse_forms(s, &there->figures, err));
     if (there->complete || counts)
         TRY(check_bad_lines(s, &there->figures, d->bad_lines_limit, d->cache_dir, err));
     if (!there->complete || there->windows > 0) return OK;

@@ -296,6 +296,7 @@ static void take_figures(Reading *r) {
     SurveyFigures *f = &r->s->figures;
     double given = corpus_stored_given(r->reader);
     r->s->array = corpus_is_array(r->reader);
+    r->s->form = corpus_form(r->reader);
     f->checked = corpus_text_bytes(r->reader);
     f->invalid = corpus_invalid_bytes(r->reader);
     f->null_rows = corpus_null_rows(r->reader);
@@ -397,6 +398,22 @@ static bool is_default_key(const CorpusFile *file) {
     return !file->key || !file->key[0] || strcmp(file->key, "text") == 0;
 }
 
+/* JSON lines and arrays in spite of the name, which training refuses unless the source says so. */
+static ErrorCode guess_text(Survey *s, CorpusFile *file, Error *err) {
+    CorpusFile text = *file;
+    CorpusReader *reader;
+    text.format = FORMAT_TEXT;
+    TRY(corpus_open(&reader, &text, NULL, err));
+    const TextForm *form = corpus_form(reader);
+    corpus_close(reader);
+    if (!form || !form->refused) return OK;
+    s->recognised = "by its content";
+    file->format = FORMAT_JSONL;
+    if (is_default_key(file)) TRY(guess_lines(s, file, err));
+    if (file->format == FORMAT_JSONL) need_key(s, "format", "jsonl");
+    return OK;
+}
+
 static ErrorCode guess(Survey *s, CorpusFile *file, FileKind kind, Error *err) {
     SourceFormat named = corpus_format(file);
     if (named == FORMAT_JSONL) return is_default_key(file) ? guess_lines(s, file, err) : OK;
@@ -405,7 +422,7 @@ static ErrorCode guess(Survey *s, CorpusFile *file, FileKind kind, Error *err) {
     if (kind == KIND_PARQUET || kind == KIND_TOKENS || file->tokens.index)
         s->recognised = file->tokens.index ? "by the index next to it" : "by its content";
     if (kind == KIND_PARQUET) return guess_parquet(s, file, false, err);
-    if (kind != KIND_TOKENS && !file->tokens.index) return OK;
+    if (kind != KIND_TOKENS && !file->tokens.index) return guess_text(s, file, err);
     file->format = FORMAT_TOKENS;
     need_key(s, "format", "tokens");
     return OK;

@@ -53,6 +53,7 @@ typedef struct Survey {
     bool rows, array;        /* a Parquet file; one array of JSON */
     const char *recognised;  /* "by its name" */
     const char *compression; /* NULL: none */
+    const TextForm *form;    /* of a text that is markup, a table, ..., else NULL */
     Text key;                /* the member or column that is read; "" where there is none */
     Text source;             /* keys that its source needs besides the path: "format: tokens"; "": none */
     uint64_t forms[SURVEY_FORMS];

@@ -280,6 +280,7 @@ static ErrorCode read_file(TaskBuilder *m, const char *path, bool examples, int6
     ErrorCode code = read_documents(m, reader, &file, examples, most, &q, err);
     m->task->text_bytes += corpus_text_bytes(reader);
     m->task->invalid_bytes += corpus_invalid_bytes(reader);
+    m->task->form = corpus_doubtful_form(reader);
     corpus_close(reader);
     task_question_free(&q);
     return code;

@@ -21,6 +21,7 @@
 
 #include "data/config.h"
 #include "data/task_format.h"
+#include "formats/text_form.h"
 #include "tokenizer/tokenizer.h"
 
 typedef struct TaskRequest {
@@ -54,6 +55,7 @@ typedef struct Task {
     size_t documents, slots, requests;
     int64_t truncated;                  /* requests whose context was too long */
     uint64_t text_bytes, invalid_bytes; /* of its files; invalid: not UTF-8 */
+    const TextForm *form;               /* of a text that is markup, a table, ..., else NULL */
     TaskDocument *document;             /* [documents] */
     TaskLength *length;                 /* [slots] */
     TaskRequest *request;               /* [requests] */

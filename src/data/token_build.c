@@ -82,6 +82,7 @@ typedef struct Job {
     Document *documents; /* of each end, if duplicates are left out */
     size_t document_capacity;
     uint64_t text_bytes, invalid_bytes, null_rows;
+    const TextForm *form;         /* of the file that begins with this job */
     uint64_t lines, bad_lines;    /* of JSON */
     uint64_t too_short, too_long; /* documents that were left out */
     Text bad;                     /* the skipped ones, one JSON line each */
@@ -319,13 +320,20 @@ static bool whole_documents(const TokenBuild *b, const CorpusFile *file) {
     return chosen || tokenizer_whole_documents(b->tokenizer);
 }
 
+static ErrorCode open_file(Builder *s, Job *job, Error *err) {
+    s->invalid = s->nulls = 0;
+    TRY(corpus_open(&s->reader, &s->b->files[s->file], &s->from, err));
+    job->form = corpus_form(s->reader);
+    return OK;
+}
+
 /* Fills a job from the current file, at most up to its end. Where documents must be whole, a job ends at the
  * end of one, so that a document is in one record however long it is. */
 static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     job->unit = s->unit;
     job->file = s->file;
-    if (!s->reader) s->invalid = s->nulls = 0;
-    if (!s->reader) TRY(corpus_open(&s->reader, &s->b->files[s->file], &s->from, err));
+    job->form = NULL;
+    if (!s->reader) TRY(open_file(s, job, err));
     bool more = true, whole = whole_documents(s->b, &s->b->files[s->file]), inside = false;
     while (more && (job->raw.length < JOB_BYTES || (whole && inside))) {
         CorpusChunk chunk;
@@ -714,6 +722,7 @@ static ErrorCode write_job(Builder *s, Job *job, Error *err) {
                   err));
     shard_figures(s->shard)->invalid_bytes += job->invalid_bytes;
     shard_figures(s->shard)->null_rows += job->null_rows;
+    if (job->form) shard_figures(s->shard)->forms[text_form_index(job->form)]++;
     shard_figures(s->shard)->short_documents += job->too_short;
     shard_figures(s->shard)->long_documents += job->too_long;
     TRY(count_lines(s, job, err));

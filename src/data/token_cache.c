@@ -96,17 +96,22 @@ static ErrorCode check_identity(const TokenShard *p, const uint8_t key[32], Erro
     return OK;
 }
 
+/* Zeros in caches written before they existed. */
+static bool are_figures(const uint64_t *figures, size_t count, uint64_t checksum) {
+    bool any = checksum != 0;
+    for (size_t i = 0; i < count; i++) any |= figures[i] != 0;
+    return !any || hash64(figures, count * sizeof *figures) == checksum;
+}
+
 static ErrorCode check_figures(TokenShard *p, Error *err) {
     static const TokenFigures none;
     memcpy(&p->figures, p->map.data + sizeof(TokenHeader), sizeof p->figures);
     if (memcmp(&p->figures, &none, sizeof none) == 0) return OK;
     const TokenFigures *f = &p->figures;
-    bool rows = (f->null_rows == 0 && f->rows_checksum == 0) ||
-                hash64(&f->null_rows, sizeof f->null_rows) == f->rows_checksum;
-    const uint64_t *left = &f->duplicates;
-    bool documents = (left[0] == 0 && left[1] == 0 && left[2] == 0 && f->left_checksum == 0) ||
-                     hash64(left, 3 * sizeof *left) == f->left_checksum;
-    if (rows && documents && hash64(f, offsetof(TokenFigures, checksum)) == f->checksum) return OK;
+    if (are_figures(&f->null_rows, 1, f->rows_checksum) && are_figures(&f->duplicates, 3, f->left_checksum) &&
+        are_figures(f->forms, TEXT_FORMS, f->forms_checksum) &&
+        hash64(f, offsetof(TokenFigures, checksum)) == f->checksum)
+        return OK;
     return damaged(p, err, "damaged figures (their checksum does not match)");
 }
 
@@ -296,6 +301,7 @@ void token_figures_add(TokenFigures *to, const TokenFigures *more) {
     to->duplicates += more->duplicates;
     to->short_documents += more->short_documents;
     to->long_documents += more->long_documents;
+    for (size_t i = 0; i < TEXT_FORMS; i++) to->forms[i] += more->forms[i];
 }
 
 TokenFigures token_cache_figures(const TokenCache *c) {

@@ -25,6 +25,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "formats/text_form.h"
 
 #define TOKEN_MAGIC "weft.tok"
 #define TOKEN_VERSION 1u
@@ -64,6 +65,9 @@ typedef struct TokenFigures {
     /* Documents that were left out; zeros in caches written before they existed. */
     uint64_t duplicates, short_documents, long_documents;
     uint64_t left_checksum; /* XXH3 of these three */
+    /* Files of text that begin as a form (formats/text_form.h), whatever the source states; likewise. */
+    uint64_t forms[TEXT_FORMS];
+    uint64_t forms_checksum; /* XXH3 of forms */
 } TokenFigures;
 
 typedef struct TokenCache TokenCache;

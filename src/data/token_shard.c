@@ -185,6 +185,7 @@ static ErrorCode write_index(ShardWriter *w, Error *err) {
     w->figures.checksum = hash64(&w->figures, offsetof(TokenFigures, checksum));
     w->figures.rows_checksum = hash64(&w->figures.null_rows, sizeof w->figures.null_rows);
     w->figures.left_checksum = hash64(&w->figures.duplicates, 3 * sizeof w->figures.duplicates);
+    w->figures.forms_checksum = hash64(w->figures.forms, sizeof w->figures.forms);
     memcpy(page + sizeof w->header, &w->figures, sizeof w->figures);
     if (lseek(w->fd, 0, SEEK_SET) < 0) return error_errno(err, ERR_IO, "%s: cannot seek", w->temporary);
     return write_all(w, page, sizeof page, err);

@@ -1,6 +1,7 @@
 /* Trains a tokenizer from files: reads chunks of all sources in order and counts their words. One thread
  * reads, all threads count, and merges are learned from the counts (tokenizer_train.c). */
 #include "base/file.h"
+#include "base/log.h"
 #include "data/corpus.h"
 #include "tokenizer/tokenizer_train.h"
 
@@ -9,7 +10,8 @@ typedef struct FileDocuments {
     size_t count, next;
     CorpusFile file; /* the current one */
     CorpusReader *reader;
-    Text json; /* text of the current line */
+    Text json;              /* text of the current line */
+    bool named[TEXT_FORMS]; /* forms that were warned of */
 } FileDocuments;
 
 /* Next chunk of the current file; *text stays NULL at its end. Chunks of a long document are cut where no
@@ -28,6 +30,14 @@ static ErrorCode next_chunk(FileDocuments *f, const char **text, size_t *length,
     return OK;
 }
 
+/* Of each form once: there may be many files. */
+static void warn_of_form(FileDocuments *f) {
+    const TextForm *form = corpus_doubtful_form(f->reader);
+    if (!form || f->named[text_form_index(form)]) return;
+    f->named[text_form_index(form)] = true;
+    log_warn("%s: this is %s: extract its text first if only that is meant", f->file.path, form->name);
+}
+
 /* Chunks of a document count as documents: no word crosses the newline after which they are cut
  * (data/corpus.h). */
 static ErrorCode next_document(void *context, const char **text, size_t *length, Error *err) {
@@ -43,6 +53,7 @@ static ErrorCode next_document(void *context, const char **text, size_t *length,
         if (f->next == f->count) return OK;
         f->file.path = f->paths[f->next++];
         TRY(corpus_open(&f->reader, &f->file, NULL, err));
+        warn_of_form(f);
     }
 }
 

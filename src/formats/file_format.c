@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/hash.h"
+#include "formats/pickle.h"
 #include "tokenizer/utf8.h"
 
 static uint64_t number_at(const FileEnds *e, size_t at, size_t bytes) {
@@ -26,7 +27,7 @@ static bool ends_with(const FileEnds *e, size_t before_end, const char *bytes) {
 static bool is_binary(const FileEnds *e) {
     const char *head = (const char *)e->head;
     for (size_t i = 0; i < e->head_length; i++)
-        if (e->head[i] < 7 || (e->head[i] > 13 && e->head[i] < 27)) return true;
+        if (file_is_control(e->head[i])) return true;
     return utf8_valid_run(head, e->head_length) + 3 < e->head_length;
 }
 
@@ -96,6 +97,54 @@ static bool is_riff(const FileEnds *e) {
     return holds(e, 8, "WEBP", 4) || holds(e, 8, "WAVE", 4) || holds(e, 8, "AVI ", 4);
 }
 
+/* A string of protocol 0 may be longer than the head: then the end tells. */
+static bool is_pickle(const FileEnds *e) {
+    bool string = e->head[0] == 'V' || e->head[0] == 'S';
+    return pickle_begins(e->head, e->head_length) ||
+           (e->head_length > 0 && string && ends_with(e, 0, "\np0\n."));
+}
+
+/* Tables of LevelDB and RocksDB end with a magic number. */
+static bool ends_as_leveldb(const FileEnds *e) { return ends_with(e, 0, "\x57\xfb\x80\x8b\x24\x75\x47\xdb"); }
+static bool ends_as_rocksdb(const FileEnds *e) { return ends_with(e, 0, "\xf7\xcf\xf4\x85\xb7\x41\xe2\x88"); }
+
+/* Two bytes of a header: the first names the method, and as a number it is a multiple of 31. */
+static bool is_zlib(const FileEnds *e) {
+    return e->head_length > 2 && (e->head[0] * 256 + e->head[1]) % 31 == 0 && is_binary(e);
+}
+
+/* Header of lzma's own format: properties, the size of the dictionary, and that of the content, mostly -1. */
+static bool is_lzma(const FileEnds *e) {
+    uint64_t size = e->head_length >= 13 ? number_at(e, 5, 8) : 0;
+    return size == UINT64_MAX || (size > 0 && size < UINT64_C(1) << 40);
+}
+
+static bool has_in_head(const FileEnds *e, const char *words) {
+    return e->head_length >= strlen(words) && memmem(e->head, e->head_length, words, strlen(words)) != NULL;
+}
+
+/* Type of the elements in the header of a .npy. */
+static bool is_npy_of_floats(const FileEnds *e) {
+    return has_in_head(e, "'descr': '<f") || has_in_head(e, "'descr': '>f");
+}
+
+/* Object stores answer with such a page instead of the file. */
+static bool is_error_page(const FileEnds *e) { return has_in_head(e, "<Error><Code>"); }
+
+/* All of its bytes are ASCII; escapes change the set of characters. */
+static bool is_iso_2022_jp(const FileEnds *e) {
+    return (has_in_head(e, "\x1b$B") || has_in_head(e, "\x1b$@")) &&
+           (has_in_head(e, "\x1b(B") || has_in_head(e, "\x1b(J"));
+}
+
+/* Its own size follows. */
+static bool is_bmp(const FileEnds *e) {
+    return e->head_length > 26 && e->size > 0 && number_at(e, 2, 4) == e->size;
+}
+
+/* The upper byte of the version's number, from 3.0 on, precedes the end of line. */
+static bool is_python(const FileEnds *e) { return e->head[1] >= 0x0c && e->head[1] <= 0x0e && is_binary(e); }
+
 /* brotli has no magic number. */
 static bool is_brotli(const FileEnds *e) {
     size_t length = strlen(e->path);
@@ -128,9 +177,13 @@ static const FileFormat formats[] = {
     {"snappy data", REPACK, KIND_PACKED, 0, MAGIC("\xff\x06\0\0sNaPpY"), NULL},
     {"lzip data", REPACK, KIND_PACKED, 0, MAGIC("LZIP\x01"), NULL},
     {"data of compress (.Z)", REPACK, KIND_PACKED, 0, MAGIC("\x1f\x9d"), NULL},
+    {"zlib data", REPACK, KIND_NOT_TEXT, 0, MAGIC("\x78"), is_zlib},
+    {"lzma data", REPACK, KIND_PACKED, 0, MAGIC("\x5d\0\0"), is_lzma},
     {"brotli data", REPACK, KIND_PACKED, 0, NULL, 0, is_brotli},
     {"a 7z archive", UNPACK, KIND_PACKED, 0, MAGIC("7z\xbc\xaf\x27\x1c"), NULL},
     {"a rar archive", UNPACK, KIND_PACKED, 0, MAGIC("Rar!\x1a\x07"), NULL},
+    {"an archive of ar (.a, .deb)", UNPACK, KIND_NOT_TEXT, 0, MAGIC("!<arch>\n"), NULL},
+    {"a cpio archive", UNPACK, KIND_NOT_TEXT, 0, MAGIC("07070"), is_binary},
     {"an office document (docx, xlsx, pptx, odt, epub)", EXTRACT, KIND_PACKED, 0, MAGIC("PK\3\4"), is_office},
     {"a checkpoint of PyTorch", MODEL, KIND_PACKED, 0, MAGIC("PK\3\4"), is_torch},
     {"a NumPy archive (.npz)", TEXT_OF, KIND_PACKED, 0, MAGIC("PK\3\4"), is_npz},
@@ -144,6 +197,7 @@ static const FileFormat formats[] = {
     {"a Feather file", LINES, KIND_NOT_TEXT, 0, MAGIC("FEA1"), ends_as_feather},
     {"an ORC file", LINES, KIND_NOT_TEXT, 0, MAGIC("ORC"), ends_as_orc},
     {"an Avro file", LINES, KIND_NOT_TEXT, 0, MAGIC("Obj\x01"), NULL},
+    {"a NumPy array of floats (.npy)", "data.sources takes text, and ids of tokens", KIND_NOT_TEXT, 0, MAGIC("\x93NUMPY"), is_npy_of_floats},
     {"a NumPy array (.npy)", TOKENS, KIND_TOKENS, 0, MAGIC("\x93NUMPY"), NULL},
     {"an index of Megatron's token data", INDEXED, KIND_NOT_TEXT, 0, MAGIC("MMIDIDX\0\0"), NULL},
     {"an index of Megatron's token data", INDEXED, KIND_NOT_TEXT, 0, MAGIC("TNTIDX\0\0"), NULL},
@@ -157,16 +211,27 @@ static const FileFormat formats[] = {
     {"a pickle", LINES, KIND_NOT_TEXT, 0, MAGIC("\x80\x03"), NULL},
     {"a pickle", LINES, KIND_NOT_TEXT, 0, MAGIC("\x80\x04"), NULL},
     {"a pickle", LINES, KIND_NOT_TEXT, 0, MAGIC("\x80\x05"), NULL},
+    {"a pickle", LINES, KIND_NOT_TEXT, 0, NULL, 0, is_pickle},
     {"an SQLite database", LINES, KIND_NOT_TEXT, 0, MAGIC("SQLite format 3\0"), NULL},
     {"a DuckDB database", LINES, KIND_NOT_TEXT, 8, MAGIC("DUCK"), is_binary},
     {"an LMDB database", LINES, KIND_NOT_TEXT, 16, MAGIC("\xde\xc0\xef\xbe"), NULL},
+    {"a table of LevelDB", LINES, KIND_NOT_TEXT, 0, NULL, 0, ends_as_leveldb},
+    {"a table of RocksDB", LINES, KIND_NOT_TEXT, 0, NULL, 0, ends_as_rocksdb},
     {"an HDF5 file", LINES, KIND_NOT_TEXT, 0, MAGIC("\x89HDF\r\n\x1a\n"), NULL},
+    {"a NetCDF file", LINES, KIND_NOT_TEXT, 0, MAGIC("CDF"), is_binary},
+    {"a MATLAB file", LINES, KIND_NOT_TEXT, 0, MAGIC("MATLAB 5.0 MAT-file"), is_binary},
+    {"data of R", LINES, KIND_NOT_TEXT, 0, MAGIC("RDX"), is_binary},
     {"a Lance file", LINES, KIND_NOT_TEXT, 0, NULL, 0, ends_as_lance},
     {"an MDS shard of MosaicML streaming", LINES, KIND_NOT_TEXT, 0, NULL, 0, is_mds},
     {"a TFRecord file", LINES, KIND_NOT_TEXT, 0, NULL, 0, is_tfrecord},
     {"WARC records of a crawl", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("WARC/1."), NULL},
+    {"WARC records of a crawl", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("WARC/0."), NULL},
+    {"a pointer of Git LFS, in place of the file", "fetch the file: git lfs pull", KIND_NOT_TEXT, 0, MAGIC("version https://git-lfs.github.com/spec/v"), NULL},
+    {"an error page of an object store, in place of the file", "fetch it again", KIND_NOT_TEXT, 0, MAGIC("<?xml "), is_error_page},
     {"a PDF", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("%PDF-"), NULL},
     {"a PostScript file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("%!PS-"), NULL},
+    {"a DjVu document", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("AT&TFORM"), is_binary},
+    {"an e-book of Mobipocket", EXTRACT, KIND_NOT_TEXT, 60, MAGIC("BOOKMOBI"), is_binary},
     {"an RTF document", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("{\\rtf"), NULL},
     {"an office document of old (doc, xls, ppt)", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("\xd0\xcf\x11\xe0"), NULL},
     {"a PNG image", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("\x89PNG"), NULL},
@@ -174,18 +239,25 @@ static const FileFormat formats[] = {
     {"a GIF image", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("GIF8"), is_binary},
     {"a WebP, WAV or AVI file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("RIFF"), is_riff},
     {"a TIFF image", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("II*\0"), NULL},
+    {"a TIFF image", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("MM\0*"), NULL},
+    {"a BMP image", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("BM"), is_bmp},
     {"an MP4 file", EXTRACT, KIND_NOT_TEXT, 4, MAGIC("ftyp"), is_binary},
     {"an Ogg file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("OggS\0"), NULL},
+    {"a FLAC file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("fLaC"), is_binary},
+    {"a Matroska or WebM file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("\x1a\x45\xdf\xa3"), NULL},
     {"an MP3 file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("ID3"), is_binary},
     {"a program (ELF)", MODEL, KIND_NOT_TEXT, 0, MAGIC("\x7f""ELF"), NULL},
     {"a program of Windows", MODEL, KIND_NOT_TEXT, 0, MAGIC("MZ"), is_binary},
     {"a program of macOS", MODEL, KIND_NOT_TEXT, 0, MAGIC("\xcf\xfa\xed\xfe"), NULL},
     {"a program or a class of Java", MODEL, KIND_NOT_TEXT, 0, MAGIC("\xca\xfe\xba\xbe"), NULL},
     {"a WebAssembly module", MODEL, KIND_NOT_TEXT, 0, MAGIC("\0asm"), NULL},
+    {"compiled Python", MODEL, KIND_NOT_TEXT, 2, MAGIC("\r\n"), is_python},
+    {"a SentencePiece model", "data.sources takes text; data.tokenizer takes tokenizers", KIND_NOT_TEXT, 4, MAGIC("<unk>"), is_binary},
     {"UTF-32 text", RECODE("UTF-32"), KIND_NOT_TEXT, 0, MAGIC("\xff\xfe\0\0"), NULL},
     {"UTF-32 text", RECODE("UTF-32"), KIND_NOT_TEXT, 0, MAGIC("\0\0\xfe\xff"), NULL},
     {"UTF-16 text", "give the source encoding: utf-16", KIND_UTF16, 0, MAGIC("\xff\xfe"), NULL},
     {"UTF-16 text", "give the source encoding: utf-16", KIND_UTF16, 0, MAGIC("\xfe\xff"), NULL},
+    {"ISO-2022-JP text", RECODE("ISO-2022-JP"), KIND_NOT_TEXT, 0, NULL, 0, is_iso_2022_jp},
 };
 /* clang-format on */
 
@@ -198,6 +270,13 @@ const FileFormat *file_format_of(const FileEnds *ends) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
         if (fits(&formats[i], ends)) return &formats[i];
     return NULL;
+}
+
+/* A magic number of at least four bytes, or a structure that is verified; of gzip the method and unused bits,
+ * too. */
+bool file_format_is_certain(const FileFormat *format, const FileEnds *ends) {
+    if (format->kind == KIND_GZIP) return ends->head_length > 3 && ends->head[2] == 8 && ends->head[3] < 0x20;
+    return !format->magic || format->length >= 4;
 }
 
 ErrorCode file_format_refuse(const FileFormat *format, const char *path, Error *err) {

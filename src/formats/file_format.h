@@ -45,8 +45,13 @@ typedef struct FileFormat {
 #define FILE_ANY_BYTES \
     "if its bytes are what you want, give the source encoding: bytes (weft tokenizer train: --bytes)"
 
+/* Characters that no text has: ends of line, tabs, backspaces and escapes remain. */
+static inline bool file_is_control(unsigned char byte) { return byte < 7 || (byte > 13 && byte < 27); }
+
 /* The file's format, or NULL if it may be text. */
 const FileFormat *file_format_of(const FileEnds *ends);
+/* Whether ids of tokens cannot look like it by chance. */
+bool file_format_is_certain(const FileFormat *format, const FileEnds *ends);
 /* ERR_DATA with the format's name and what to do. */
 ErrorCode file_format_refuse(const FileFormat *format, const char *path, Error *err);
 

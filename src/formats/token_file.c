@@ -186,7 +186,30 @@ static ErrorCode read_llmc(TokenFile *f, uint64_t magic, Error *err) {
     return check_length(f, err);
 }
 
+/* All printable: as ids of 16 bits, each would have two such bytes. */
+static bool is_text(const FileEnds *e) {
+    enum { ENOUGH = 64 };
+    for (size_t i = 0; i < e->head_length; i++)
+        if (file_is_control(e->head[i]) || e->head[i] > 126) return false;
+    return e->head_length >= ENOUGH;
+}
+
+/* Any bytes could be ids, so those of a known format would be trained on in silence. */
+static ErrorCode check_foreign(const TokenFile *f, Error *err) {
+    FileEnds ends;
+    TRY(stored_ends(&f->file, &ends, err));
+    const FileFormat *format = file_format_of(&ends);
+    if (format && file_format_is_certain(format, &ends))
+        return error_set(
+            err, ERR_DATA, "%s: this is %s, not ids: leave format: tokens out%s", f->file.path, format->name,
+            format->kind == KIND_ZSTD || format->kind == KIND_GZIP ? ", or decompress it if ids are in it"
+                                                                   : "");
+    if (!is_text(&ends)) return OK;
+    return error_set(err, ERR_DATA, "%s: this is text, not ids: leave format: tokens out", f->file.path);
+}
+
 static ErrorCode read_plain(TokenFile *f, TokenType type, Error *err) {
+    TRY(check_foreign(f, err));
     if (type == TOKEN_TYPE_AUTO)
         return error_set(err, ERR_DATA,
                          "%s: no header gives the type of its ids: give the source dtype: uint16, uint32 or "

@@ -80,11 +80,16 @@ ErrorCode tasks_agree(const Tasks *t, Comm *comm, Error *err) {
 
 void tasks_warn(const Tasks *t) {
     char invalid[32], all[32];
-    for (size_t i = 0; i < t->count; i++)
-        if (t->items[i]->invalid_bytes > 0)
-            log_warn("task %s: %s of %s bytes are not UTF-8; they were taken as they are", t->items[i]->name,
-                     text_count((int64_t)t->items[i]->invalid_bytes, invalid),
-                     text_count((int64_t)t->items[i]->text_bytes, all));
+    for (size_t i = 0; i < t->count; i++) {
+        const Task *task = t->items[i];
+        if (task->invalid_bytes > 0)
+            log_warn("task %s: %s of %s bytes are not UTF-8; they were taken as they are", task->name,
+                     text_count((int64_t)task->invalid_bytes, invalid),
+                     text_count((int64_t)task->text_bytes, all));
+        if (task->form)
+            log_warn("task %s: its text is %s: extract its text first if only that is meant", task->name,
+                     task->form->name);
+    }
 }
 
 void tasks_describe(const Tasks *t, int64_t context, Text *out) {

@@ -26,6 +26,6 @@ ErrorCode tasks_measure(Engine *e, const Task *t, TaskScore *slots /* [t->slots]
 ErrorCode tasks_agree(const Tasks *t, Comm *comm, Error *err);
 /* Describes the opened tasks, one line each, with the number of requests that were cut to the context. */
 void tasks_describe(const Tasks *t, int64_t context, Text *out);
-void tasks_warn(const Tasks *t); /* about files with invalid UTF-8; for one rank */
+void tasks_warn(const Tasks *t); /* about invalid UTF-8 and markup; for one rank */
 
 #endif
