@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "cli/burn.h"
 #include "cli/cli.h"
 #include "cli/terminal.h"
 #include "comm/facts.h"
@@ -439,10 +440,59 @@ static ErrorCode examine(Findings *f, double seconds, Error *err) {
     return OK;
 }
 
+/* ---- --burn ---- */
+
+/* "bitflip:core=1", "bitflip:memory=4096", "bitflip:file=0". */
+static ErrorCode read_fault(const char *text, BurnFault *fault, Error *err) {
+    static const char kind[] = "bitflip:";
+    const struct {
+        const char *name;
+        int64_t *value;
+    } places[] = {{"core=", &fault->core}, {"memory=", &fault->memory}, {"file=", &fault->file}};
+    char shown[80], *end = NULL;
+    *fault = (BurnFault){-1, -1, -1};
+    const char *at = text && strncmp(text, kind, strlen(kind)) == 0 ? text + strlen(kind) : "";
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        const char *number = at + strlen(places[i].name);
+        if (strncmp(at, places[i].name, strlen(places[i].name)) != 0 || *number < '0' || *number > '9')
+            continue;
+        *places[i].value = strtoll(number, &end, 10);
+    }
+    if (!text || (end && !*end)) return OK;
+    return error_set(err, ERR_USAGE,
+                     "doctor: --inject is \"%s\": expected bitflip:core=N, bitflip:memory=OFFSET or "
+                     "bitflip:file=OFFSET",
+                     error_escape(shown, sizeof shown, text, strlen(text)));
+}
+
+static ErrorCode read_burn_seconds(const char *text, double *seconds, Error *err) {
+    char *end, shown[80];
+    if (!*text) return OK;
+    *seconds = strtod(text, &end);
+    if (!*end && *seconds >= 0.1 && *seconds <= 86400) return OK;
+    return error_set(err, ERR_USAGE, "doctor: --burn is \"%s\": expected seconds from 0.1 to 86400",
+                     error_escape(shown, sizeof shown, text, strlen(text)));
+}
+
+/* By default a minute: cores are warm by then. */
+static ErrorCode run_burn(const Arguments *args, Error *err) {
+    double percent = 50;
+    const char *directory = arguments_flag(args, "--dir");
+    Burn b = {.seconds = 60, .directory = directory ? directory : "."};
+    if (arguments_has(args, "--json"))
+        return error_set(err, ERR_USAGE, "doctor: --burn and --json do not go together: give one");
+    TRY(read_burn_seconds(arguments_flag(args, "--burn"), &b.seconds, err));
+    TRY(arguments_double(args, "--memory", 0.001, 90, &percent, err));
+    TRY(read_fault(arguments_flag(args, "--inject"), &b.fault, err));
+    b.share = percent / 100;
+    return burn_run(&b, err);
+}
+
 /* By default one second per dtype, which is short enough to wait for. Advice does not change the status: the
  * examination succeeded also on a machine with little disk space. */
 static ErrorCode run_doctor(const Arguments *args, Error *err) {
     double seconds = 1;
+    if (arguments_has(args, "--burn")) return run_burn(args, err);
     TRY(arguments_double(args, "--seconds", 0.01, 60, &seconds, err));
     const char *directory = arguments_flag(args, "--dir");
     Findings f = {.disk.directory = mem_strdup(directory ? directory : ".")};
@@ -464,17 +514,27 @@ static const Flag doctor_flags[] = {
      "directory whose disk is measured, where runs are to be kept (default: the current one)"},
     {"--seconds", 0, "S", "time for each measurement of matrix products (default 1)"},
     {"--json", 0, NULL, "the same as one JSON object"},
+    {"--burn", 0, "[=SECONDS]",
+     "test instead of measuring, for about so long (default 60): cores, memory, a file; bits are compared"},
+    {"--memory", 0, "PERCENT", "with --burn: share of the free memory that is tested (default 50)"},
+    {"--inject", 0, "FAULT",
+     "with --burn: break something on purpose: bitflip:core=N, bitflip:memory=OFFSET, bitflip:file=OFFSET"},
     {NULL, 0, NULL, NULL},
 };
 
 const Verb verb_doctor = {
     .name = "doctor",
     .summary = "examine this machine: kernels, GPUs, memory, speed, disk, MPI",
-    .synopsis = "[--dir DIR] [--json]",
+    .synopsis = "[--dir DIR] [--json] [--burn[=SECONDS]]",
     .details = "Measures what a run would have here: the peak of matrix products in fp32 and bf16 (what MFU "
                "is a share of), memory and the rate of reading it, the time that a sync to the disk takes. "
                "Says what is missing and how "
-               "to get it. 64 MiB are written to DIR and removed.\n",
+               "to get it. 64 MiB are written to DIR and removed.\n\n"
+               "With --burn the machine is tested instead: products and training steps with fixed inputs on "
+               "each core alone, on all at once and on all as threads must have the same bits, memory must "
+               "hold patterns, a file in DIR must read back. Any difference is printed with its core, "
+               "addresses or offset, and the status is 1. Memory that fails is given by offsets in what the "
+               "test took; by physical address only to root.\n",
     .flags = doctor_flags,
     .run = run_doctor,
 };

@@ -476,6 +476,37 @@ ErrorCode device_rounding(Device *d, bool products, uint64_t *out, Error *err) {
     return code;
 }
 
+static uint64_t hash_products(Device *d, char *operands, Dtype type, int64_t n, int count) {
+    size_t matrix = (size_t)n * (size_t)n * dtype_bytes(type);
+    char *host = mem_alloc(matrix);
+    Repeated product = {.n = n, .type = type, .a = operands};
+    product.b = operands + matrix;
+    product.c = operands + 2 * matrix;
+    uint64_t hash = 0;
+    fill_operands(d, operands, type, n);
+    for (int i = 0; i < count; i++) {
+        run_product(d, &product, i);
+        device_fetch(d, host, product.c, matrix);
+        hash = hash * 31 + hash64(host, matrix);
+    }
+    free(host);
+    return hash;
+}
+
+/* Scratch is restored afterwards. */
+ErrorCode device_product_hash(Device *d, Dtype type, int64_t n, int count, uint64_t *out, Error *err) {
+    size_t matrix = (size_t)n * (size_t)n * dtype_bytes(type), size = d->scratch_size;
+    char *scratch = d->scratch;
+    Pool p = {.name = "products"};
+    CHECK(n <= PEAK_LARGEST_OWN);
+    take_operands(&p, d, type, matrix);
+    ErrorCode code = pool_commit(&p, d, err);
+    if (code == OK) *out = hash_products(d, take_operands(&p, d, type, matrix), type, n, count);
+    d->scratch = scratch, d->scratch_size = size;
+    pool_free(&p);
+    return code;
+}
+
 /* ---- copies ---- */
 
 /* A copy, or a read: what it runs, and the bytes that it moves for each byte of `size`. */

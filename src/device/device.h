@@ -233,6 +233,10 @@ void device_profile_print(Device *d, double seconds, Text *out);
  * operands. */
 ErrorCode device_rounding(Device *d, bool products, uint64_t *out, Error *err);
 
+/* Makes `count` n x n matrix products of fixed operands, in the layouts of the forward pass and of dgrad in
+ * turn, and hashes all their bits. The same on every core, and with any number of threads. */
+ErrorCode device_product_hash(Device *d, Dtype type, int64_t n, int count, uint64_t *out, Error *err);
+
 /* Measured matrix-product peak of this device in FLOP/s: the best of square products of several sizes; 0 if
  * memory is short. Takes at most about `seconds` and `flops`: below 5e9 FLOPs the products are small, and
  * show less than the peak. */

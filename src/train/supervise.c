@@ -194,7 +194,8 @@ static ErrorCode pass_on(Watch *w, int status, Error *err) {
 static bool take_resize(Watch *w, int code) {
     Resize r;
     char said[150];
-    if (code == OK || !resize_take(&r, w->terms->run_dir)) return false;
+    if (code != ERR_STOPPED && !supervise_may_pass(code)) return false;
+    if (!resize_take(&r, w->terms->run_dir)) return false;
     char **words = resize_words(w->words ? w->words : w->terms->words, &r);
     resize_free_words(w->words);
     w->words = words;
