@@ -277,12 +277,12 @@ static void from_fixed(Bench *b) {
 static void sum_four(Bench *b) {
     Device *d = &b->d;
     const float *const parts[] = {b->w, b->g, b->m, b->v};
-    OP(d, sum_parts, b->vocab * b->hidden, 4, parts, b->w);
+    OP(d, sum_partials, b->vocab * b->hidden, 4, parts, b->w);
 }
 static void sum_four_i64(Bench *b) {
     Device *d = &b->d;
     const int64_t *const parts[] = {b->fixed, b->fixed, b->fixed, b->fixed};
-    OP(d, sum_parts_i64, b->vocab * b->hidden, 4, parts, b->fixed);
+    OP(d, sum_partials_i64, b->vocab * b->hidden, 4, parts, b->fixed);
 }
 static void clear(Bench *b) {
     Device *d = &b->d;

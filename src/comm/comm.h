@@ -83,8 +83,8 @@ ErrorCode comm_set_mesh(Comm *c, const Mesh *mesh, Error *err);
 int comm_group_rank(Comm *c, AxisSet set);
 int comm_group_size(Comm *c, AxisSet set);
 
-/* Sets the device whose sum_parts adds up what arrives while the program polls or waits. Without one, and in
- * the progress thread, this module's own single-threaded device is used. The bits are the same. */
+/* Sets the device whose sum_partials adds up what arrives while the program polls or waits. Without one, and
+ * in the progress thread, this module's own single-threaded device is used. The bits are the same. */
 void comm_set_device(Comm *c, Device *device); /* NULL before it closes */
 
 /* All ranks call it after comm_set_mesh and comm_set_device. From then on tensors go from GPU to GPU,

@@ -167,7 +167,7 @@ struct Comm {
     CommTraffic traffic[MESH_SETS]; /* of collectives, by the set asked for */
     CommTraffic point_traffic;
     Device own, *device;  /* own: single-threaded; device: the program's, or NULL */
-    const void **addends; /* [size] addresses for sum_parts */
+    const void **addends; /* [size] addresses for sum_partials */
     StagingSlot *slots;
     int slot_count;
     _Atomic(Device *) communicator_device; /* the device, if its tensors go over communicators */

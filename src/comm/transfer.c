@@ -360,11 +360,11 @@ static bool ready(const Op *op, StreamId id) {
 /* out = the canonical sum of c->addends[0 .. n). */
 static void sum(Comm *c, const Op *op, Device *device, int n, void *out, size_t bytes) {
     if (op->type == COMM_F32) {
-        OP(device, sum_parts, (int64_t)(bytes / sizeof(float)), n, (const float *const *)c->addends,
+        OP(device, sum_partials, (int64_t)(bytes / sizeof(float)), n, (const float *const *)c->addends,
            (float *)out);
     } else {
-        OP(device, sum_parts_i64, (int64_t)(bytes / sizeof(int64_t)), n, (const int64_t *const *)c->addends,
-           (int64_t *)out);
+        OP(device, sum_partials_i64, (int64_t)(bytes / sizeof(int64_t)), n,
+           (const int64_t *const *)c->addends, (int64_t *)out);
     }
 }
 

@@ -303,11 +303,11 @@ static void copy_rows(Device *d, const CopyRowsArgs *o) {
 }
 static void upload(Device *d, const UploadArgs *o) { tell(d, OP_UPLOAD, 1, (double)o->bytes); }
 static void download(Device *d, const DownloadArgs *o) { tell(d, OP_DOWNLOAD, 1, (double)o->bytes); }
-static void sum_parts(Device *d, const SumPartsArgs *o) {
-    tell(d, OP_SUM_PARTS, by(o->n, o->parts + 1), sizeof *o->out);
+static void sum_partials(Device *d, const SumPartialsArgs *o) {
+    tell(d, OP_SUM_PARTIALS, by(o->n, o->partials + 1), sizeof *o->out);
 }
-static void sum_parts_i64(Device *d, const SumPartsI64Args *o) {
-    tell(d, OP_SUM_PARTS, by(o->n, o->parts + 1), sizeof *o->out);
+static void sum_partials_i64(Device *d, const SumPartialsI64Args *o) {
+    tell(d, OP_SUM_PARTIALS, by(o->n, o->partials + 1), sizeof *o->out);
 }
 
 static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) { return 0; }

@@ -71,13 +71,14 @@ typedef struct HostData {
 
 static HostData host_data(OpId op, const void *arguments) {
     const UploadArgs *upload = arguments;
-    const SumPartsArgs *sum = arguments;
-    const SumPartsI64Args *sum_i64 = arguments;
+    const SumPartialsArgs *sum = arguments;
+    const SumPartialsI64Args *sum_i64 = arguments;
     switch (op) {
     case OP_UPLOAD: return (HostData){upload->bytes, offsetof(UploadArgs, host)};
-    case OP_SUM_PARTS: return (HostData){(size_t)sum->parts * sizeof *sum->in, offsetof(SumPartsArgs, in)};
-    case OP_SUM_PARTS_I64:
-        return (HostData){(size_t)sum_i64->parts * sizeof *sum_i64->in, offsetof(SumPartsI64Args, in)};
+    case OP_SUM_PARTIALS:
+        return (HostData){(size_t)sum->partials * sizeof *sum->in, offsetof(SumPartialsArgs, in)};
+    case OP_SUM_PARTIALS_I64:
+        return (HostData){(size_t)sum_i64->partials * sizeof *sum_i64->in, offsetof(SumPartialsI64Args, in)};
     default: return (HostData){0, 0};
     }
 }

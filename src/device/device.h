@@ -8,7 +8,7 @@
  *    any order, unless an event orders them: device_mark, then device_follow.
  * 2. Arguments are taken when an op is enqueued; tensor memory is read and written when it runs. To see what
  *    a tensor holds, host code calls `download` and then device_finish; device_fetch does both.
- * 3. Host memory given to `upload`, and the list of addresses given to sum_parts, are read when the op is
+ * 3. Host memory given to `upload`, and the list of addresses given to sum_partials, are read when the op is
  *    enqueued and may be reused at once. Host memory given to `download` is written when the op runs; until
  *    that has finished its contents are undefined.
  *    No op returns a value to the host or takes one that the device has computed: such numbers, and learning
@@ -23,7 +23,7 @@
  *    products this holds of those with splits (see KSplit). Sums are cut by constants and by splits, never
  *    by the length of a slice.
  * 8. No op takes tensor memory. Scratch is Device.scratch, whose size `scratch_bytes` returns in advance. It
- *    belongs to ON_COMPUTE: other streams only take copies, uploads, downloads and sum_parts.
+ *    belongs to ON_COMPUTE: other streams only take copies, uploads, downloads and sum_partials.
  *
  * On the CPU an op has ended when its call returns, every event has been reached, and finishing costs
  * nothing. A deferred CPU (device_defer) runs nothing before it must: code that works there keeps the

@@ -28,8 +28,8 @@ typedef struct AttentionShape {
 /* Splits: how a sum that ranks may share is cut, so that its bits do not depend on the number of ranks. Each
  * split is summed by itself; the sums of splits (partials) are added in the canonical tree of base/tree.h. A
  * rank that holds some of the splits computes their part of the tree (fp32, not yet rounded to c), and
- * sum_parts adds the results of the ranks in the same tree. Where one rank has all splits, the op does both.
- * Degrees at which each rank's number of splits is a power of two agree in every bit.
+ * sum_partials adds the results of the ranks in the same tree. Where one rank has all splits, the op does
+ * both. Degrees at which each rank's number of splits is a power of two agree in every bit.
  *
  * In a matrix product, splits lie along the inner dimension (split-K). That dimension may consist of runs,
  * one after another (such as q, k, v), which are cut alike: split i is segment i of every run, chained in

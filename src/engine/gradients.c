@@ -149,7 +149,7 @@ static void add_rows(Engine *e, int unit, float *to) {
         int count = partition_param_rows(&e->plan->partition, p);
         if (p->flat != FLAT_VECTORS) continue;
         for (int r = 0; r < count; r++) rows[r] = partials + gradient_offset(&e->gradients, p) + r * p->count;
-        OP(e->device, sum_parts, p->count, count, rows, to + p->offset);
+        OP(e->device, sum_partials, p->count, count, rows, to + p->offset);
     }
 }
 
@@ -249,7 +249,7 @@ static void add_dispatched(Execution *x, Region r) {
     const Partition *p = &x->engine->plan->partition;
     const float *ranges[SPLITS_MAX], *all = (const float *)(const void *)r.all;
     for (int i = 0; i < p->experts; i++) ranges[i] = all + i * r.shard->total;
-    OP(x->engine->device, sum_parts, r.shard->total, p->experts, ranges, (float *)(void *)r.all);
+    OP(x->engine->device, sum_partials, r.shard->total, p->experts, ranges, (float *)(void *)r.all);
 }
 
 /* ---- reductions ---- */
@@ -314,10 +314,10 @@ static void add_shard(Execution *x, Region to, Region from, bool set) {
     const void *ranges[2] = {to.own, from.own};
     int first = set ? 1 : 0, count = set ? 1 : 2;
     if (x->program->exact)
-        OP(d, sum_parts_i64, to.shard->count, count, (const int64_t *const *)(const void *)&ranges[first],
+        OP(d, sum_partials_i64, to.shard->count, count, (const int64_t *const *)(const void *)&ranges[first],
            (int64_t *)(void *)to.own);
     else
-        OP(d, sum_parts, to.shard->count, count, (const float *const *)(const void *)&ranges[first],
+        OP(d, sum_partials, to.shard->count, count, (const float *const *)(const void *)&ranges[first],
            (float *)(void *)to.own);
 }
 
@@ -365,5 +365,5 @@ void gradients_tie(Execution *x) {
         exchange(e, partition_peer(p, i == 0 ? 0 : head), ranges[1 - i], (size_t)n * sizeof(float));
         ranges[i] = e->work.tie_buffer;
     }
-    OP(e->device, sum_parts, n, 2, ranges, embedding);
+    OP(e->device, sum_partials, n, 2, ranges, embedding);
 }

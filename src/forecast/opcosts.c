@@ -259,9 +259,9 @@ static void end_reduction(Counter *c, Action a) {
         if (a.microbatch < 0 && c->p->program.exact)
             OP(d, fixed_to_float, n, somewhere(), somewhere());
         else if (a.microbatch >= 0 && c->p->program.exact)
-            OP(d, sum_parts_i64, n, 2, NULL, somewhere());
+            OP(d, sum_partials_i64, n, 2, NULL, somewhere());
         else if (a.microbatch >= 0)
-            OP(d, sum_parts, n, 2, NULL, somewhere());
+            OP(d, sum_partials, n, 2, NULL, somewhere());
     }
 }
 
@@ -273,7 +273,7 @@ static void run_rest(Counter *c) {
     for (int i = 0; i < p->count; i++) {
         if (p->actions[i].kind == ACT_REDUCED) end_reduction(c, p->actions[i]);
         if (p->actions[i].kind == ACT_TIE)
-            OP(d, sum_parts, op->flat_shard[0][FLAT_MATRICES].count, 2, NULL, somewhere());
+            OP(d, sum_partials, op->flat_shard[0][FLAT_MATRICES].count, 2, NULL, somewhere());
     }
     for (int i = 0; i < c->p->model.table.count; i++) update_parameter(c, i);
 }

@@ -26,7 +26,7 @@ race() {
 
 # All ops that run kernels. Ops whose threads are independent run several blocks here; the races planted between blocks prove it.
 for check in embed bias elements norm conv scan mamba gated_norm qk_norm rope queries_scale latent attention decode activation softcap scale route grouped_route gemm_op grouped_gemm \
-    experts_rows cross_entropy loss_sum updates muon stats sum_parts fixed count_nonfinite; do
+    experts_rows cross_entropy loss_sum updates muon stats sum_partials fixed count_nonfinite; do
     runs races.so test_$check || fail "test_$check: $(said)"
 done
 runs races.so test_loss test_slices || fail "records of losses: $(said)"
@@ -60,7 +60,7 @@ race "counting non-finite values without atomics" gradients.cu 's/atomicAdd\(\(u
 race "blocks that have the same elements" packs.cuh@elements.cu 's/number = element\(\)/number = threadIdx.x/' test_rope test_queries_scale test_latent test_activation test_scale
 race "blocks that have the same elements" elements.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_elements test_activation
 race "blocks that have the same parameters" optimizers.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_updates test_muon
-race "blocks that have the same parts" gradients.cu 's/element\(\) \* (FOUR|TWO)/(int64_t)threadIdx.x * \1/' test_sum_parts test_fixed
+race "blocks that have the same parts" gradients.cu 's/element\(\) \* (FOUR|TWO)/(int64_t)threadIdx.x * \1/' test_sum_partials test_fixed
 race "blocks that all have a row of the table" embedding.cu 's/ \|\| occurs\(o\.ids, first, id\)//' test_embed
 race "a barrier less behind votes for ids" embedding.cu '/votes\[.*\] = vote;/,/__syncthreads/{/__syncthreads/d}' test_embed
 race "votes over those that are read" embedding.cu 's/buffer \^= WARP/buffer ^= 0/' test_embed

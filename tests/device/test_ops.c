@@ -2134,7 +2134,7 @@ static int64_t *random_longs(int64_t n) {
     return x;
 }
 
-static void check_sum_parts(Device *d, Dtype c) {
+static void check_sum_partials(Device *d, Dtype c) {
     enum { MOST = 17 };
     static const int64_t counts[] = {1, 15, 16, 33, 16384 * 2 + 5};
     if (c == DTYPE_BF16) return;
@@ -2142,12 +2142,12 @@ static void check_sum_parts(Device *d, Dtype c) {
         float *in[MOST], *want = tensor(*n, DTYPE_F32);
         int64_t *whole[MOST], *sum = random_longs(*n);
         for (int p = 0; p < parts; p++) in[p] = draw_gradient(*n, 1), whole[p] = random_longs(*n);
-        OP(&reference, sum_parts, *n, parts, (const float *const *)in, want);
-        OP(&reference, sum_parts_i64, *n, parts, (const int64_t *const *)whole, sum);
+        OP(&reference, sum_partials, *n, parts, (const float *const *)in, want);
+        OP(&reference, sum_partials_i64, *n, parts, (const int64_t *const *)whole, sum);
         int to = (int)(rng_u64(48, next_number++) % (uint64_t)parts); /* in place */
-        RUN(d, sum_parts, *n, parts, (const float *const *)in, in[to]);
-        RUN(d, sum_parts_i64, *n, parts, (const int64_t *const *)whole, whole[to]);
-        assert_bits("sum_parts", d, in[to], want, *n, DTYPE_F32);
+        RUN(d, sum_partials, *n, parts, (const float *const *)in, in[to]);
+        RUN(d, sum_partials_i64, *n, parts, (const int64_t *const *)whole, whole[to]);
+        assert_bits("sum_partials", d, in[to], want, *n, DTYPE_F32);
         assert_memory_equal(whole[to], sum, (size_t)*n * sizeof *sum);
         drop_all();
     }
@@ -2155,16 +2155,16 @@ static void check_sum_parts(Device *d, Dtype c) {
 
 /* The reference itself, on an example where the order matters: ((1e8 - 1e8) + (1 + 2)) + 4, and 1e8 + 1 stays
  * 1e8. */
-static void test_sum_parts(void **state) {
+static void test_sum_partials(void **state) {
     (void)state;
     float a = 1e8f, b = -1e8f, one = 1, two = 2, four = 4, out;
-    OP(&reference, sum_parts, 1, 5, (const float *const[]){&a, &b, &one, &two, &four}, &out);
+    OP(&reference, sum_partials, 1, 5, (const float *const[]){&a, &b, &one, &two, &four}, &out);
     assert_true(out >= 7 && out <= 7);
-    OP(&reference, sum_parts, 1, 4, (const float *const[]){&a, &one, &b, &two}, &out);
+    OP(&reference, sum_partials, 1, 4, (const float *const[]){&a, &one, &b, &two}, &out);
     assert_true(out >= 0 && out <= 0);
-    OP(&reference, sum_parts, 1, 3, (const float *const[]){&a, &b, &one}, &out);
+    OP(&reference, sum_partials, 1, 3, (const float *const[]){&a, &b, &one}, &out);
     assert_true(out >= 1 && out <= 1);
-    on_all(check_sum_parts);
+    on_all(check_sum_partials);
 }
 
 static void check_fixed_add(Device *d, int64_t n, const float *g, double limit) {
@@ -2264,10 +2264,10 @@ static void test_stats(void **state) { (void)state, on_all(check_stats), on_all(
  * here, with the same bits. */
 static void test_odd_offsets(void **state) {
     static void (*const checks[])(Device *, Dtype) = {
-        check_embed,   check_bias,       check_elements,      check_norm,      check_qk_norm,
-        check_rope,    check_gated_norm, check_conv,          check_scan,      check_activation,
-        check_softcap, check_scale,      check_cross_entropy, check_loss_sum,  check_updates,
-        check_muon,    check_quintic,    check_stats,         check_sum_parts, check_fixed};
+        check_embed,   check_bias,       check_elements,      check_norm,         check_qk_norm,
+        check_rope,    check_gated_norm, check_conv,          check_scan,         check_activation,
+        check_softcap, check_scale,      check_cross_entropy, check_loss_sum,     check_updates,
+        check_muon,    check_quintic,    check_stats,         check_sum_partials, check_fixed};
     (void)state;
     if (!only || strcmp(only, CUDA) != 0) skip();
     odd_offsets = true;
@@ -3038,7 +3038,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_unbiased),
         cmocka_unit_test(test_state_ends),
         cmocka_unit_test(test_stats),
-        cmocka_unit_test(test_sum_parts),
+        cmocka_unit_test(test_sum_partials),
         cmocka_unit_test(test_fixed),
         cmocka_unit_test(test_count_nonfinite),
         cmocka_unit_test(test_fixed_limit),

@@ -105,7 +105,7 @@ static void test_arguments(void **state) {
         host[0] = 4;
         OP(&t.d, upload, t.b, host, sizeof host);
         host[0] = 5;
-        OP(&t.d, sum_parts, N, 2, parts, t.sum);
+        OP(&t.d, sum_partials, N, 2, parts, t.sum);
         parts[1] = t.a;
         assert_true(is(first_of(&t, t.sum), 7));
         close_bench(&t);

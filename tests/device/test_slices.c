@@ -215,7 +215,7 @@ static void *product_on_ranks(Device *d, const Operands *o, const Inner *in, int
         parts[r] = partial_product(d, o, in, r * (SPLITS / ranks), SPLITS / ranks);
     float *sum = tensor(o->m * o->n, DTYPE_F32);
     void *c = tensor(o->m * o->n, o->c_type);
-    RUN(d, sum_parts, o->m * o->n, ranks, parts, sum);
+    RUN(d, sum_partials, o->m * o->n, ranks, parts, sum);
     RUN(d, cast, o->m * o->n, sum, DTYPE_F32, c, o->c_type);
     return c;
 }
@@ -418,7 +418,7 @@ static void check_weights_of_experts(Device *d, Dtype c) {
                 assert_box(d, "weighed columns", all, inter, 0, r * each * *split_size, own, EXPERT_ROWS,
                            each * *split_size, c);
             }
-            RUN(d, sum_parts, EXPERT_ROWS, ranks, parts, sum);
+            RUN(d, sum_partials, EXPERT_ROWS, ranks, parts, sum);
             assert_box(d, "splits of a weight", whole, 1, 0, 0, sum, EXPERT_ROWS, 1, DTYPE_F32);
         }
         float *moved = weighed(d, act, dact, weights, *split_size, 1, SPLITS - 1, c, &own);
@@ -490,7 +490,7 @@ static void check_weights_of_inputs(Device *d, Dtype c) {
             float *sum = tensor(EXPERT_ROWS, DTYPE_F32);
             for (int r = 0; r < ranks; r++)
                 parts[r] = input_weights(d, y, dy, weights, *split_size, r * each, each, c);
-            RUN(d, sum_parts, EXPERT_ROWS, ranks, parts, sum);
+            RUN(d, sum_partials, EXPERT_ROWS, ranks, parts, sum);
             assert_box(d, "splits of an input's weight", whole, 1, 0, 0, sum, EXPERT_ROWS, 1, DTYPE_F32);
         }
         float *moved = input_weights(d, y, dy, weights, *split_size, 1, SPLITS - 1, c);
@@ -889,7 +889,7 @@ static void check_latent_heads(Device *d, Dtype c) {
                        mine, c);
             terms[r] = g.key;
         }
-        RUN(d, sum_parts, t * all.rope, n, terms, sum);
+        RUN(d, sum_partials, t * all.rope, n, terms, sum);
         assert_box(d, "the common key of latent heads", whole.key, all.rope, 0, 0, sum, t, all.rope,
                    DTYPE_F32);
     }
@@ -1160,7 +1160,7 @@ static void check_embedding(Device *d, Dtype c) {
     }
     float *sum = tensor(T * H, DTYPE_F32);
     void *got = tensor(T * H, c);
-    RUN(d, sum_parts, T * H, 2, terms, sum);
+    RUN(d, sum_partials, T * H, 2, terms, sum);
     RUN(d, cast, T * H, sum, DTYPE_F32, got, c);
     assert_bits("rows of an embedding", d, got, whole, T * H, c);
     drop_all();

@@ -362,7 +362,7 @@ static void add(Device *d, const AddArgs *o) {
 
 /* ---- sums of parts ---- */
 
-enum { PARTS_PIECE = 2048 }; /* elements of a sum; the tree keeps one such block for each level */
+enum { PARTIALS_PIECE = 2048 }; /* elements of a sum; the tree keeps one such block for each level */
 
 /* The sum of a range of parts at elements first .. first+n-1. Returns an address in the part itself, or in
  * `scratch`, which has a block for this level and each below. */
@@ -371,36 +371,37 @@ static const float *tree_sum(const Device *d, int64_t first, int64_t n, int part
     if (parts == 1) return in[0] + first;
     int half = tree_half(parts);
     const float *a = tree_sum(d, first, n, half, in, scratch);
-    const float *b = tree_sum(d, first, n, parts - half, in + half, scratch + PARTS_PIECE);
+    const float *b = tree_sum(d, first, n, parts - half, in + half, scratch + PARTIALS_PIECE);
     kernels_of(d)->add(n, a, b, scratch, DTYPE_F32);
     return scratch;
 }
 
-/* Piece by piece, so that the sums stored at each level of the tree stay in the L1 cache, and each part is
- * read from memory once, whatever the number of parts. The last sum goes straight to out, which may be a
- * part, because that part's piece has been read by then. */
-static void sum_parts(Device *d, const SumPartsArgs *o) {
-    EACH_PIECE(d, first, o->n, PARTS_PIECE) {
-        float scratch[32 * PARTS_PIECE]; /* as many levels as an int has bits */
-        int64_t count = min_i64(PARTS_PIECE, o->n - first);
-        int half = o->parts > 1 ? tree_half(o->parts) : 1;
+/* Piece by piece, so that the sums stored at each level of the tree stay in the L1 cache, and each partial
+ * sum is read from memory once, whatever their number. The last sum goes straight to out, which may be one
+ * of them, because its piece has been read by then. */
+static void sum_partials(Device *d, const SumPartialsArgs *o) {
+    EACH_PIECE(d, first, o->n, PARTIALS_PIECE) {
+        float scratch[32 * PARTIALS_PIECE]; /* as many levels as an int has bits */
+        int64_t count = min_i64(PARTIALS_PIECE, o->n - first);
+        int half = o->partials > 1 ? tree_half(o->partials) : 1;
         const float *a = tree_sum(d, first, count, half, o->in, scratch);
-        if (o->parts == 1) {
+        if (o->partials == 1) {
             memmove(o->out + first, a, (size_t)count * sizeof *o->out);
         } else {
-            const float *b = tree_sum(d, first, count, o->parts - half, o->in + half, scratch + PARTS_PIECE);
+            const float *b =
+                tree_sum(d, first, count, o->partials - half, o->in + half, scratch + PARTIALS_PIECE);
             kernels_of(d)->add(count, a, b, o->out + first, DTYPE_F32);
         }
     }
 }
 
 /* Integers add in any order, so this is one chain instead of a tree, wrapping around. */
-static void sum_parts_i64(Device *d, const SumPartsI64Args *o) {
-    EACH_PIECE(d, first, o->n, PARTS_PIECE) {
-        uint64_t sum[PARTS_PIECE];
-        size_t count = (size_t)min_i64(PARTS_PIECE, o->n - first);
+static void sum_partials_i64(Device *d, const SumPartialsI64Args *o) {
+    EACH_PIECE(d, first, o->n, PARTIALS_PIECE) {
+        uint64_t sum[PARTIALS_PIECE];
+        size_t count = (size_t)min_i64(PARTIALS_PIECE, o->n - first);
         memcpy(sum, o->in[0] + first, count * sizeof *sum);
-        for (int p = 1; p < o->parts; p++)
+        for (int p = 1; p < o->partials; p++)
             for (size_t i = 0; i < count; i++) sum[i] += (uint64_t)o->in[p][first + (int64_t)i];
         memcpy(o->out + first, sum, count * sizeof *sum);
     }
@@ -662,9 +663,9 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, bool primitives, Err
     d->ops->add = add;
     d->ops->scale = scale;
     d->ops->softcap = softcap;
-    d->ops->sum_parts = sum_parts;
+    d->ops->sum_partials = sum_partials;
     d->ops->copy_rows = copy_rows;
-    d->ops->sum_parts_i64 = sum_parts_i64;
+    d->ops->sum_partials_i64 = sum_partials_i64;
     d->ops->loss_records = loss_records;
     d->ops->cross_entropy = cross_entropy;
     d->ops->adamw = adamw;

@@ -502,18 +502,18 @@ static float tree_sum(int parts, const float *const *in, int64_t i) {
     return tree_sum(half, in, i) + tree_sum(parts - half, in + half, i);
 }
 
-/* out may be one of the parts: an element is read from all parts before it is written. */
-static void sum_parts(Device *d, const SumPartsArgs *o) {
+/* out may be one of the partial sums: an element is read from all of them before it is written. */
+static void sum_partials(Device *d, const SumPartialsArgs *o) {
     (void)d;
-    for (int64_t i = 0; i < o->n; i++) o->out[i] = tree_sum(o->parts, o->in, i);
+    for (int64_t i = 0; i < o->n; i++) o->out[i] = tree_sum(o->partials, o->in, i);
 }
 
 /* Unsigned, because these sums wrap around, and signed overflow is undefined in C. */
-static void sum_parts_i64(Device *d, const SumPartsI64Args *o) {
+static void sum_partials_i64(Device *d, const SumPartialsI64Args *o) {
     (void)d;
     for (int64_t i = 0; i < o->n; i++) {
         uint64_t sum = 0;
-        for (int p = 0; p < o->parts; p++) sum += (uint64_t)o->in[p][i];
+        for (int p = 0; p < o->partials; p++) sum += (uint64_t)o->in[p][i];
         o->out[i] = (int64_t)sum;
     }
 }
@@ -821,8 +821,8 @@ void reference_fill_ops(Ops *ops) {
                  .copy_rows = copy_rows,
                  .upload = upload,
                  .download = download,
-                 .sum_parts = sum_parts,
-                 .sum_parts_i64 = sum_parts_i64};
+                 .sum_partials = sum_partials,
+                 .sum_partials_i64 = sum_partials_i64};
     reference_fill_attention(ops);
     reference_fill_scans(ops);
     reference_fill_mamba(ops);

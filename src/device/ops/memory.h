@@ -63,21 +63,21 @@ typedef struct DownloadArgs {
     size_t bytes;
 } DownloadArgs;
 
-/* out[i] = sum over parts p of in[p][i], in the canonical tree: blocks of parts are split at the largest
- * power of two below their number. out may be one of the parts. The integers wrap around. */
-typedef struct SumPartsArgs {
+/* out[i] = sum over partial sums p of in[p][i], in the canonical tree: blocks of partials are split at the
+ * largest power of two below their number. out may be one of the partials. The integers wrap around. */
+typedef struct SumPartialsArgs {
     int64_t n;
-    int parts;
-    const float *const *in; /* host [parts] of [n] */
+    int partials;
+    const float *const *in; /* host [partials] of [n] */
     float *out;             /* [n] */
-} SumPartsArgs;
+} SumPartialsArgs;
 
-typedef struct SumPartsI64Args {
+typedef struct SumPartialsI64Args {
     int64_t n;
-    int parts;
-    const int64_t *const *in; /* host [parts] of [n] */
+    int partials;
+    const int64_t *const *in; /* host [partials] of [n] */
     int64_t *out;             /* [n] */
-} SumPartsI64Args;
+} SumPartialsI64Args;
 
 /* Each op: id, slot, struct of arguments, and the fields that an error message shows. */
 /* clang-format off */
@@ -90,8 +90,8 @@ typedef struct SumPartsI64Args {
     X(COPY_ROWS, copy_rows, CopyRowsArgs, rows, bytes, to_stride, from_stride) \
     X(UPLOAD, upload, UploadArgs, bytes)                                       \
     X(DOWNLOAD, download, DownloadArgs, bytes)                                 \
-    X(SUM_PARTS, sum_parts, SumPartsArgs, n, parts)                            \
-    X(SUM_PARTS_I64, sum_parts_i64, SumPartsI64Args, n, parts)
+    X(SUM_PARTIALS, sum_partials, SumPartialsArgs, n, partials)                \
+    X(SUM_PARTIALS_I64, sum_partials_i64, SumPartialsI64Args, n, partials)
 /* clang-format on */
 MEMORY_OPS(OP_DECLARE)
 

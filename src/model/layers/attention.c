@@ -489,7 +489,7 @@ static void sum_partials(const LayerPass *w) {
            .to_stride = (size_t)width * sizeof *apart, .from = partials + i * dim,
            .from_stride = (size_t)(splits * width) * sizeof *partials);
     for (int i = 0; i < splits; i++) ops[i] = apart + i * q.r.keys * width;
-    OP(p->device, sum_parts, q.r.keys * width, splits, ops, partials);
+    OP(p->device, sum_partials, q.r.keys * width, splits, ops, partials);
 }
 
 static void run_backward(const LayerPass *w, int run, void *dkv) {
@@ -519,7 +519,7 @@ static void add_partials(const LayerPass *w, int first, int count, float *to) {
     const float *ops[2] = {to, to + elements};
     add_partials(w, first, grads, to);
     add_partials(w, first + grads, count - grads, to + elements);
-    OP(w->pass->device, sum_parts, elements, 2, ops, to);
+    OP(w->pass->device, sum_partials, elements, 2, ops, to);
 }
 
 /* For local tokens and all heads, also with the CP all-to-all. A run is an exact chunk, or lies in one. */

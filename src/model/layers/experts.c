@@ -513,7 +513,7 @@ static void sum_partials(const LayerPass *w, const Sum *sum, int first, int coun
     const float *ops[2] = {to, scratch};
     sum_partials(w, sum, first, grads, to, scratch);
     sum_partials(w, sum, first + grads, count - grads, scratch, scratch + elements);
-    OP(w->pass->device, sum_parts, elements, 2, ops, to);
+    OP(w->pass->device, sum_partials, elements, 2, ops, to);
 }
 
 /* y: fp32 partial sums if tp.size > 1; else rounded. */

@@ -252,7 +252,7 @@ static void sum_partials(const LayerPass *w, const Chunk *c, const Head *own, co
     float *to = partials ? (float *)w->shared->partials + at
                 : rounds ? (float *)w->tensors[APART]
                          : (float *)own->dnormed + at;
-    OP(p->device, sum_parts, n, model_local_splits(m), splits, to);
+    OP(p->device, sum_partials, n, model_local_splits(m), splits, to);
     if (rounds) OP(p->device, cast, n, to, DTYPE_F32, model_at(m, own->dnormed, at), m->compute);
 }
 

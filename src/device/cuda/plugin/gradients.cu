@@ -1,4 +1,5 @@
-/* Sums without rounding, or in a fixed tree: statistics of gradients, sums of losses, fixed point, sum_parts.
+/* Sums without rounding, or in a fixed tree: statistics of gradients, sums of losses, fixed point,
+ * sum_partials.
  *
  * Exact sums use only integers. A number is m 2^e with m < 2^24, so m or m^2 is an integer below 2^48. In a
  * segment of 4096 elements, those whose exponents are within REACH of the largest are added as integers of
@@ -360,17 +361,17 @@ void count_nonfinite(Device *d, const CountNonfiniteArgs *o) {
                BLOCK, 0, o->n, (const Bf16 *)o->in, o->count);
 }
 
-/* ---- sums of parts ---- */
+/* ---- sums of partials ---- */
 
 /* A kernel argument, passed by value: a list in host memory might be gone when the kernel runs. */
-constexpr int PARTS = 128, PART_LEVELS = 8;
-template <typename T> struct Parts { const T *in[PARTS]; };
+constexpr int PARTIALS = 128, PARTIAL_LEVELS = 8;
+template <typename T> struct Partials { const T *in[PARTIALS]; };
 
-__global__ void sum_parts_kernel(int64_t n, int count, Parts<float> parts, float *out) {
+__global__ void sum_partials_kernel(int64_t n, int count, Partials<float> partials, float *out) {
     int64_t first = element() * FOUR;
-    Tree<float, PART_LEVELS> trees[FOUR];
+    Tree<float, PARTIAL_LEVELS> trees[FOUR];
     for (int p = 0; p < count; p++) {
-        Pack<float, FOUR> x = load_pack<FOUR>(parts.in[p], first, n);
+        Pack<float, FOUR> x = load_pack<FOUR>(partials.in[p], first, n);
 #pragma unroll
         for (int i = 0; i < FOUR; i++) trees[i].add(get(x, i));
     }
@@ -380,35 +381,35 @@ __global__ void sum_parts_kernel(int64_t n, int count, Parts<float> parts, float
     store_pack(out, first, n, sums);
 }
 
-__global__ void sum_parts_i64_kernel(int64_t n, int count, Parts<int64_t> parts, int64_t *out) {
+__global__ void sum_partials_i64_kernel(int64_t n, int count, Partials<int64_t> partials, int64_t *out) {
     constexpr int TWO = AT_ONCE<int64_t>;
     int64_t first = element() * TWO;
     Pack<int64_t, TWO> sums = {};
     for (int p = 0; p < count; p++) {
-        Pack<int64_t, TWO> x = load_pack<TWO>(parts.in[p], first, n);
+        Pack<int64_t, TWO> x = load_pack<TWO>(partials.in[p], first, n);
 #pragma unroll
         for (int i = 0; i < TWO; i++) put(sums, i, (int64_t)((uint64_t)get(sums, i) + (uint64_t)get(x, i)));
     }
     store_pack(out, first, n, sums);
 }
 
-template <typename T> Parts<T> list_parts(Device *d, int count, const T *const *in) {
-    Parts<T> parts;
-    if (count > PARTS) cuda_fatal(d, "sum_parts: %d parts; at most %d are done", count, PARTS);
-    for (int p = 0; p < PARTS; p++) parts.in[p] = p < count ? in[p] : NULL;
-    return parts;
+template <typename T> Partials<T> list_partials(Device *d, int count, const T *const *in) {
+    Partials<T> partials;
+    if (count > PARTIALS) cuda_fatal(d, "sum_partials: %d partials; at most %d are done", count, PARTIALS);
+    for (int p = 0; p < PARTIALS; p++) partials.in[p] = p < count ? in[p] : NULL;
+    return partials;
 }
 
-void sum_parts(Device *d, const SumPartsArgs *o) {
+void sum_partials(Device *d, const SumPartialsArgs *o) {
     if (o->n == 0) return;
-    LAUNCH(d, OP_SUM_PARTS, sum_parts_kernel, blocks_of_packs<FOUR>(o->n), BLOCK, 0, o->n, o->parts,
-           list_parts(d, o->parts, o->in), o->out);
+    LAUNCH(d, OP_SUM_PARTIALS, sum_partials_kernel, blocks_of_packs<FOUR>(o->n), BLOCK, 0, o->n, o->partials,
+           list_partials(d, o->partials, o->in), o->out);
 }
 
-void sum_parts_i64(Device *d, const SumPartsI64Args *o) {
+void sum_partials_i64(Device *d, const SumPartialsI64Args *o) {
     if (o->n == 0) return;
-    LAUNCH(d, OP_SUM_PARTS, sum_parts_i64_kernel, blocks_of_packs<AT_ONCE<int64_t>>(o->n), BLOCK, 0, o->n,
-           o->parts, list_parts(d, o->parts, o->in), o->out);
+    LAUNCH(d, OP_SUM_PARTIALS, sum_partials_i64_kernel, blocks_of_packs<AT_ONCE<int64_t>>(o->n), BLOCK, 0,
+           o->n, o->partials, list_partials(d, o->partials, o->in), o->out);
 }
 
 } // namespace
@@ -419,6 +420,6 @@ extern "C" void gradients_fill(Ops *ops) {
     ops->fixed_add = fixed_add;
     ops->fixed_to_float = fixed_to_float;
     ops->count_nonfinite = count_nonfinite;
-    ops->sum_parts = sum_parts;
-    ops->sum_parts_i64 = sum_parts_i64;
+    ops->sum_partials = sum_partials;
+    ops->sum_partials_i64 = sum_partials_i64;
 }
