@@ -205,7 +205,7 @@ static void add_source(Execution *x, int unit, Flat flat, int microbatch, int so
         int count = tree_carry_parts(carries);
         for (int i = 0; i < count; i++) parts[i] = partial_sum(x, unit, flat, microbatch, at - i);
         at -= count - 1, carries -= count - 1;
-        OP(x->engine->device, sum_parts, n, count, parts, partial_sum(x, unit, flat, microbatch, at));
+        OP(x->engine->device, sum_partials, n, count, parts, partial_sum(x, unit, flat, microbatch, at));
     }
 }
 

@@ -152,7 +152,7 @@ static void end_source(Counter *c, int unit, int source) {
         if (p->exact) complete(c, n);
         for (int carries = p->exact ? 0 : tree_carries(source), parts; carries > 0; carries -= parts - 1) {
             parts = tree_carry_parts(carries);
-            OP(&c->counting.device, sum_parts, n, parts, NULL, somewhere());
+            OP(&c->counting.device, sum_partials, n, parts, NULL, somewhere());
         }
     }
 }
