@@ -332,16 +332,14 @@ static void inspect_file(Inspection *n, const DataSource *spec, const char *name
 }
 
 /* An index tells the format like a name, unless the source has one. */
-static char *index_of(const Inspection *n, const DataSource *spec, const char *path) {
-    return n->options.guess && spec->format == FORMAT_AUTO ? token_index_path(path)
-                                                           : source_index(spec, path);
+static bool may_have_index(const Inspection *n, const DataSource *spec) {
+    return (n->options.guess && spec->format == FORMAT_AUTO) || source_may_have_index(spec);
 }
 
-static void inspect_files(Inspection *n, const DataSource *spec, char *const *names, char *const *paths,
-                          size_t count) {
+static void inspect_files(Inspection *n, const DataSource *spec, char *const *paths, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        char *index = index_of(n, spec, paths[i]);
-        inspect_file(n, spec, names[i], paths[i], index);
+        char *index = may_have_index(n, spec) ? token_index_path(paths[i]) : NULL;
+        inspect_file(n, spec, paths[i], paths[i], index);
         free(index);
     }
 }
@@ -406,18 +404,17 @@ static ErrorCode inspect_remote(Inspection *n, const DataSource *spec, const Dat
     ErrorCode code = remote_open(&remote, dir, (uint64_t)limit, err);
     if (code == OK) code = remote_find(remote, spec->path, &files, &count, err);
     size_t *which = mem_alloc_array(count + 1, sizeof *which);
-    char **names = mem_alloc_array(count + 1, sizeof *names),
-         **paths = mem_alloc_array(count + 1, sizeof *paths);
+    char **indices = mem_alloc_array(count + 1, sizeof *indices);
+    for (size_t i = 0; i < count; i++) which[i] = i;
+    if (code == OK) code = remote_fetch(remote, files[0].name, files, which, count, err);
+    if (code == OK && may_have_index(n, spec))
+        code = source_fetch_indices(remote, files, count, indices, err);
     for (size_t i = 0; i < count; i++) {
-        which[i] = i;
-        names[i] = files[i].name;
-        paths[i] = files[i].path;
+        if (code == OK) inspect_file(n, spec, files[i].name, files[i].path, indices[i]);
+        free(indices[i]);
     }
-    if (code == OK) code = remote_fetch(remote, names[0], files, which, count, err);
-    if (code == OK) inspect_files(n, spec, names, paths, count);
     free(which);
-    free(names);
-    free(paths);
+    free(indices);
     remote_free(files, count);
     remote_close(remote);
     return code;
@@ -434,7 +431,7 @@ static ErrorCode inspect_source(Inspection *n, const DataSource *spec, const Dat
         code = file_glob(spec->path, &paths.items, &paths.count, err);
     if (code == OK && paths.count == 0)
         code = error_set(err, ERR_NOINPUT, "%s: there are no files in this directory", spec->path);
-    if (code == OK) inspect_files(n, spec, paths.items, paths.items, paths.count);
+    if (code == OK) inspect_files(n, spec, paths.items, paths.count);
     file_glob_free(paths.items, paths.count);
     return code;
 }

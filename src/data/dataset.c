@@ -468,7 +468,9 @@ static ErrorCode list_files(Dataset *d, const DataConfig *c, const DataSource *s
         TRY(file_glob(spec->path, &s->paths, &s->files, err));
     s->indices = mem_alloc_array(s->files, sizeof *s->indices);
     s->index_prints = mem_alloc_array(s->files, sizeof *s->index_prints);
-    for (size_t i = 0; i < s->files; i++) s->indices[i] = source_index(spec, s->paths[i]);
+    if (s->remote && source_may_have_index(spec))
+        TRY(source_fetch_indices(d->remote, s->remote, s->files, s->indices, err));
+    for (size_t i = 0; !s->remote && i < s->files; i++) s->indices[i] = source_index(spec, s->paths[i]);
     return source_check(spec, s->paths, s->indices, s->files, t, err);
 }
 

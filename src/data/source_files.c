@@ -86,10 +86,31 @@ ErrorCode source_check(const DataSource *s, char *const *paths, char *const *ind
     return needs_end && t ? check_end(s, t, err) : OK;
 }
 
+bool source_may_have_index(const DataSource *s) {
+    return s->format == FORMAT_TOKENS && s->dtype == TOKEN_TYPE_AUTO && !is_given(s->end) &&
+           s->boundary == BOUNDARY_AUTO;
+}
+
 char *source_index(const DataSource *s, const char *path) {
-    bool plain = s->format != FORMAT_TOKENS || s->dtype != TOKEN_TYPE_AUTO || is_given(s->end) ||
-                 s->boundary != BOUNDARY_AUTO;
-    return plain ? NULL : token_index_path(path);
+    return source_may_have_index(s) ? token_index_path(path) : NULL;
+}
+
+static ErrorCode fetch_index(Remote *remote, const RemoteFile *file, char **index, Error *err) {
+    const size_t first = 0;
+    RemoteFile *beside;
+    TRY(remote_find_beside(remote, file, ".bin", ".idx", &beside, err));
+    if (!beside) return OK;
+    ErrorCode code = remote_fetch(remote, beside->name, beside, &first, 1, err);
+    if (code == OK && token_index_is(beside->path)) *index = mem_strdup(beside->path);
+    remote_free(beside, 1);
+    return code;
+}
+
+ErrorCode source_fetch_indices(Remote *remote, const RemoteFile *files, size_t count, char **indices,
+                               Error *err) {
+    for (size_t i = 0; i < count && (i == 0 || indices[0]); i++)
+        TRY(fetch_index(remote, &files[i], &indices[i], err));
+    return OK;
 }
 
 CorpusFile *source_files(const DataSource *s, char *const *paths, size_t count, const Tokenizer *t) {

@@ -213,7 +213,7 @@ static ErrorCode read_plain(TokenFile *f, TokenType type, Error *err) {
     if (type == TOKEN_TYPE_AUTO)
         return error_set(err, ERR_DATA,
                          "%s: no header gives the type of its ids: give the source dtype: uint16, uint32 or "
-                         "int32",
+                         "int32 (of Megatron, put the .idx next to it)",
                          f->file.path);
     set_type(f, type);
     f->total = f->file.size / f->width;

@@ -30,7 +30,7 @@ struct TokenIndex {
     const unsigned char *lengths, *offsets, *firsts;
 };
 
-static bool is_index(const char *path) {
+bool token_index_is(const char *path) {
     char head[sizeof magic];
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     bool good = fd >= 0 && pread(fd, head, sizeof head, 0) == (ssize_t)sizeof head &&
@@ -44,7 +44,7 @@ char *token_index_path(const char *path) {
     if (length < 4 || strcmp(path + length - 4, ".bin") != 0) return NULL;
     char *index = mem_strdup(path);
     memcpy(index + length - 3, "idx", 3);
-    if (is_index(index)) return index;
+    if (token_index_is(index)) return index;
     free(index);
     return NULL;
 }

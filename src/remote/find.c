@@ -287,3 +287,36 @@ ErrorCode remote_find(Remote *r, const char *url, RemoteFile **files, size_t *co
     *count = code == OK ? f.count : 0;
     return code;
 }
+
+/* `name` with its end replaced, in front of a query, which begins with `stop`. False: it has another end. */
+static bool replace_end(const char *name, const char *stop, const char *end, const char *other, Text *out) {
+    size_t length = strcspn(name, stop), cut = strlen(end);
+    if (!text_ends(name, length, end)) return false;
+    text_add(out, name, length - cut);
+    text_puts(out, other);
+    text_puts(out, name + length);
+    return true;
+}
+
+ErrorCode remote_find_beside(Remote *r, const RemoteFile *file, const char *end, const char *other,
+                             RemoteFile **beside, Error *err) {
+    Found f = {0};
+    Text name = {0};
+    *beside = NULL;
+    if (replace_end(file->url ? file->url : file->key, file->url ? "?" : "", end, other, &name)) {
+        if (file->url)
+            add_url(r, &f, name.data);
+        else
+            add_object(r, &f, file->bucket, name.data);
+    }
+    text_free(&name);
+    if (f.count == 0) return OK;
+    ErrorCode code = remote_probe(r, f.files, err);
+    bool missing = code == ERR_NOINPUT;
+    if (code == OK) code = recall(r, f.files, err);
+    if (code == OK)
+        *beside = f.files;
+    else
+        remote_free(f.files, f.count);
+    return missing ? OK : code;
+}

@@ -38,6 +38,10 @@ void remote_close(Remote *remote); /* NULL is fine */
  * remote_free. */
 ErrorCode remote_find(Remote *remote, const char *url, RemoteFile **files, size_t *count, Error *err);
 void remote_free(RemoteFile *files, size_t count); /* NULL is fine */
+/* The file next to one whose name ends in `end`, with `other` in place of that: one file, or NULL if the
+ * server has none, or the name has another end. Free with remote_free. */
+ErrorCode remote_find_beside(Remote *remote, const RemoteFile *file, const char *end, const char *other,
+                             RemoteFile **beside, Error *err);
 /* Fetches what is missing of files[which[0, count)]. `label` names them in the progress. */
 ErrorCode remote_fetch(Remote *remote, const char *label, RemoteFile *files, const size_t *which,
                        size_t count, Error *err);

@@ -268,6 +268,26 @@ printf '9 /pages/ type text/html;charset=utf-8\n' >web.faults
 refused 65 "01.txt: the server sends an HTML page" "$web/pages/01.txt"
 [ "$(tokens "data.sources=['$web/pages/page.html']")" = "$before" ] || fail "a page that is named as one"
 
+# ---- Megatron's index is fetched with its file ----
+rm -rf cache
+exits 0 tokenize run.yaml 'data.sources=["s3://data/corpus/0*.txt"]' --export megatron --out ids
+mkdir s3/data/ids web/ids
+for i in 0 1; do cp ids/train-0.bin s3/data/ids/$i.bin && cp ids/train-0.idx s3/data/ids/$i.idx; done
+cp s3/data/ids/* web/ids/
+indexed=$(tokens 'data.sources=[{path: s3/data/ids/*.bin, format: tokens}]')
+[ "$(tokens "data.sources=[{path: 's3://data/ids/*.bin', format: tokens}]")" = "$indexed" ] || fail "s3://, with an index: $(cat err)"
+[ "$(tokens "data.sources=[{path: '$web/ids/{0,1}.bin?download=true', format: tokens}]")" = "$indexed" ] || fail "https://, with an index: $(cat err)"
+exits 0 data inspect "$web/ids/0.bin"
+has out "by the index next to it"
+rm -rf cache s3/data/ids/*.idx
+: >s3.log
+exits 65 tokenize run.yaml "data.sources=[{path: 's3://data/ids/*.bin', format: tokens}]"
+has err "give the source dtype: uint16, uint32 or int32 (of Megatron, put the .idx next to it)"
+[ "$(requests '^GET /data/ids/.\.idx')" -eq 1 ] || fail "all files are asked for an index: $(cat s3.log)"
+printf '9 0.idx status 500\n' >web.faults
+exits 74 tokenize run.yaml "data.sources=[{path: '$web/ids/0.bin', format: tokens}]"
+has err "ids/0.idx: the server answers 500"
+
 # ---- the connection that stalled ----
 wait $stalling || fail "a connection that stalls: $(cat stall.out)"
 grep -q "^fingerprint *$stalled" stall.out || fail "other data after a connection that stalled: $(cat stall.out)"
