@@ -100,7 +100,7 @@ static bool is_riff(const FileEnds *e) {
 /* A string of protocol 0 may be longer than the head: then the end tells. */
 static bool is_pickle(const FileEnds *e) {
     bool string = e->head[0] == 'V' || e->head[0] == 'S';
-    return pickle_begins(e->head, e->head_length) ||
+    return pickle_begins(e->head, e->head_length, e->head_length < FILE_HEAD_BYTES) ||
            (e->head_length > 0 && string && ends_with(e, 0, "\np0\n."));
 }
 

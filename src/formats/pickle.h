@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 /* Whether the beginning of a file is a list of opcodes, of which one stores an object in the memo:
- * pickle.dumps stores each string, list, tuple, dictionary and class. */
-bool pickle_begins(const unsigned char *bytes, size_t length);
+ * pickle.dumps stores each string, list, tuple, dictionary and class. `whole`: the file ends there. */
+bool pickle_begins(const unsigned char *bytes, size_t length, bool whole);
 
 #endif

@@ -109,7 +109,7 @@ warned: object.txt strings.txt notebook.ipynb template.txt: 1 of 1 file is JSON;
 warned: rows.txt words.txt numbers.txt one-column.csv: 1 of 1 file is a table (CSV, TSV); write its text as JSON lines; format: text
 warned: base64.txt base64-line.txt hex.txt: 1 of 1 file is encoded bytes (base64, hexadecimal); decode it first; format: text
 text: plain.txt mark.txt plain.txt.gz windows.txt no-extension brace.txt set.txt bracket.txt list.txt verse.txt clauses.txt salutation.txt quotes.txt
-text: tabs.py dna.txt digits.txt long-words.txt less.txt tags.txt names.txt letters.txt coloured.txt some-control.txt magic.txt blank.txt
+text: tabs.py dna.txt digits.txt long-words.txt less.txt tags.txt names.txt letters.txt coloured.txt some-control.txt magic.txt blank.txt status.py notes.txt opcodes.txt
 END
 }
 
