@@ -22,7 +22,6 @@
 #include "forecast/forecast.h"
 #include "forecast/machine.h"
 #include "plan/sync.h"
-#include "train/best.h"
 #include "train/setup.h"
 
 #define GIB 1073741824.0
@@ -303,25 +302,30 @@ static double limit_of(const Request *q, const Config *c) {
     return q->speed.hardware ? q->hardware.memory.gib * GIB : 0;
 }
 
-/* Resolved as in a run, but with the plan's memory limit. If that makes a difference, the output names the
- * key with which a run does the same. --compare resolves it for each candidate. */
-static ErrorCode choose_sync(Request *q, const Config *c, OptionSet *set, Error *err) {
+/* Why train.gradient_sync: auto was settled so. The plan's memory limit may not be the run's; if that makes a
+ * difference, the reason names the key with which a run does the same. */
+static ErrorCode explain_sync(Request *q, const Config *settled, Error *err) {
     SyncChoice choice, of_run;
-    if (c->train.gradient_sync != SYNC_AUTO) return OK;
-    TRY(sync_choose(c, (int)q->ranks, q->memory, &choice, err));
-    TRY(sync_choose(c, (int)q->ranks, fit_limit(c), &of_run, err));
+    Config open = *settled;
+    open.train.gradient_sync = SYNC_AUTO;
+    TRY(sync_choose(&open, (int)q->ranks, q->memory, &choice, err));
+    TRY(sync_choose(&open, (int)q->ranks, fit_limit(&open), &of_run, err));
     int at = snprintf(q->sync, sizeof q->sync, "%s", choice.why);
     if (of_run.sync != choice.sync)
         snprintf(q->sync + at, sizeof q->sync - (size_t)at, "; a run takes it with pipeline.memory_gib=%.4g",
                  q->memory / GIB);
-    return options_derive(set, "train.gradient_sync", sync_name(choice.sync), choice.why, err);
+    return OK;
 }
 
+/* --compare settles what is open for each candidate. */
 static ErrorCode plan(const Arguments *args, Request *q, Config *c, OptionSet *set, Device *d, Error *err) {
+    bool open = c->train.gradient_sync == SYNC_AUTO;
     q->memory = limit_of(q, c);
     TRY(setup_compute(c, set, d->native_bf16, err));
     if (arguments_has(args, "--compare")) return compare(args, q, c, d, err);
-    TRY(choose_sync(q, c, set, err));
+    TRY(setup_settle(c, set, (int)q->ranks, NULL, q->memory, err));
+    if (open) TRY(explain_sync(q, c, err));
+    TRY(setup_check_init(c, err));
     return describe(args, q, c, d, err);
 }
 
@@ -337,20 +341,22 @@ static ErrorCode take_device(const Request *q, const Config *c, OptionSet *set, 
     return OK;
 }
 
-/* The order of a run: configuration, shape, device, dtype, plan. */
+/* The order of a run (train/begin.c), so that both refuse a configuration with the same words. */
 static ErrorCode run_plan(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
     Device d;
+    Mesh mesh;
     Request q;
     TRY(read_request(args, &q, err));
     ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1,
                                  checkpoint_find_model, err);
-    if (code == OK) code = setup_shape_alone(&c, &set, err);
-    if (code == OK) code = best_check(&c, err);
+    if (code == OK) code = mesh_build(&mesh, &c.mesh, (int)q.ranks, err);
+    if (code == OK) code = setup_check(&c, err);
     if (code == OK) code = take_device(&q, &c, &set, &d, err);
     if (code == OK) {
-        code = plan(args, &q, &c, &set, &d, err);
+        code = setup_shape_planned(&c, &set, err);
+        if (code == OK) code = plan(args, &q, &c, &set, &d, err);
         device_close(&d);
     }
     options_free(&set);

@@ -394,6 +394,16 @@ static ErrorCode divide_step(const Config *c, int ranks, int64_t *sequences, int
     return step % unit == 0 ? OK : refuse_step(c, step, *sequences, ranks, err);
 }
 
+/* Positions within a microbatch have 32 bits. */
+static ErrorCode check_microbatch(const Config *c, int64_t sequences, Error *err) {
+    long long most = INT32_MAX / c->train.context;
+    if (sequences <= most) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "train.microbatch is %lld sequences of %lld tokens: a microbatch has at most %d tokens, "
+                     "%lld sequences",
+                     (long long)sequences, (long long)c->train.context, INT32_MAX, most);
+}
+
 /* All three of tokens, microbatch and microbatches may be given if they agree; a missing one follows from the
  * others:
  *
@@ -403,6 +413,7 @@ static ErrorCode divide_step(const Config *c, int ranks, int64_t *sequences, int
 ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_t *microbatches, Error *err) {
     int64_t context = c->train.context, asked = c->pipeline.microbatches;
     TRY(divide_step(c, ranks, sequences, microbatches, err));
+    TRY(check_microbatch(c, *sequences, err));
     if (*microbatches > MOST_MICROBATCHES)
         return error_set(err, ERR_CONFIG,
                          "train.tokens_per_step asks for %lld microbatches a step: at most 1,000,000",

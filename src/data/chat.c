@@ -130,14 +130,12 @@ static void collect_specials(Chat *c) {
     }
 }
 
-static ErrorCode set_date(Chat *c, const char *date, Error *err) {
+ErrorCode chat_check_date(const char *date, Error *err) {
     struct tm day;
     if (!date || !date[0]) return OK;
     const char *end = strptime(date, "%Y-%m-%d", &day);
-    if (!end || *end || strlen(date) != 10)
-        return error_set(err, ERR_CONFIG, "\"%.40s\" is no day: expected YYYY-MM-DD", date);
-    c->date = mem_strdup(date);
-    return OK;
+    if (end && !*end && strlen(date) == 10) return OK;
+    return error_set(err, ERR_CONFIG, "\"%.40s\" is no day: expected YYYY-MM-DD", date);
 }
 
 static void find_end_token(Chat *c);
@@ -162,7 +160,8 @@ ErrorCode chat_open(Chat **chat, const ChatOptions *o, const Tokenizer *t, Error
     c->tokenizer = t;
     c->loss_on = o->loss_on;
     c->end_token = -1;
-    ErrorCode code = set_date(c, o->date, err);
+    ErrorCode code = chat_check_date(o->date, err);
+    if (code == OK && o->date && o->date[0]) c->date = mem_strdup(o->date);
     if (code == OK) code = open_template(c, o, err);
     if (code != OK) {
         chat_close(c);

@@ -38,6 +38,8 @@ typedef struct ChatOptions {
  * none. */
 ErrorCode chat_read_template(const ChatOptions *o, Text *out, char **where, Error *err);
 
+/* ERR_CONFIG unless it is NULL, "" or a day, YYYY-MM-DD. */
+ErrorCode chat_check_date(const char *date, Error *err);
 /* The tokenizer must outlive the chat. */
 ErrorCode chat_open(Chat **chat, const ChatOptions *o, const Tokenizer *t, Error *err);
 void chat_close(Chat *c); /* NULL is fine */

@@ -452,7 +452,6 @@ static ErrorCode list_remote(Dataset *d, const DataConfig *c, const char *url, S
 /* A pattern stands for its files in sorted order, as one source. */
 static ErrorCode list_files(Dataset *d, const DataConfig *c, const DataSource *spec, Source *s,
                             const Tokenizer *t, Error *err) {
-    if (!spec->path || !spec->path[0]) return error_set(err, ERR_CONFIG, "a data source has no path");
     Text name = {0};
     url_show(spec->path, &name);
     s->name = name.data;
@@ -567,13 +566,31 @@ static ErrorCode check_names(const DataConfig *c, Error *err) {
                      named, list->count, held ? "data.sources" : "data.validation");
 }
 
+static ErrorCode check_sources(const ObjectList *list, Error *err) {
+    const DataSource *sources = (const DataSource *)(const void *)list->items;
+    for (size_t i = 0; i < list->count; i++) {
+        if (!sources[i].path || !sources[i].path[0])
+            return error_set(err, ERR_CONFIG, "a data source has no path");
+        TRY(source_check_lengths(&sources[i], err));
+    }
+    return OK;
+}
+
+static ErrorCode check_weights(const ObjectList *list, Error *err) {
+    const DataSource *sources = (const DataSource *)(const void *)list->items;
+    size_t weighted = 0;
+    for (size_t i = 0; i < list->count; i++) weighted += sources[i].weight != 0;
+    if (weighted == 0 || weighted == list->count) return OK;
+    return error_set(
+        err, ERR_CONFIG,
+        "%zu of %zu data sources have a weight: give one to each, or to none to take them as one corpus",
+        weighted, list->count);
+}
+
 /* Rules that concern more than one key. */
-static ErrorCode check_config(const DataConfig *c, int64_t context, Error *err) {
+ErrorCode dataset_check(const DataConfig *c, int64_t context, Error *err) {
     if (context < 1 || context > 1 << 30)
         return error_set(err, ERR_CONFIG, "context of %" PRId64 " tokens: from 1 to 2^30", context);
-    if (c->sources.count == 0)
-        return error_set(err, ERR_CONFIG,
-                         "data.sources is empty: name at least one file, as in data.sources=[my.txt]");
     if (!c->cache_dir || !c->cache_dir[0])
         return error_set(err, ERR_CONFIG, "data.cache_dir is empty: name a directory");
     if (!(c->validation_fraction >= 0 && c->validation_fraction <= 0.9))
@@ -589,7 +606,18 @@ static ErrorCode check_config(const DataConfig *c, int64_t context, Error *err) 
             "data.validation_fraction is 0: set it to the share to hold out, or remove holdout_by");
     if (data_order_conflict(c))
         return error_set(err, ERR_CONFIG, "data.order: stream does not go with %s", data_order_conflict(c));
-    return check_names(c, err);
+    if (data_has_conversations(c)) TRY(chat_check_date(c->chat_date, err));
+    TRY(check_names(c, err));
+    TRY(check_sources(&c->sources, err));
+    TRY(check_sources(&c->validation_sources, err));
+    return check_weights(&c->sources, err);
+}
+
+static ErrorCode check_config(const DataConfig *c, int64_t context, Error *err) {
+    if (c->sources.count == 0)
+        return error_set(err, ERR_CONFIG,
+                         "data.sources is empty: name at least one file, as in data.sources=[my.txt]");
+    return dataset_check(c, context, err);
 }
 
 static uint64_t samples_count(const Samples *s, const Source *of, int64_t context) {
@@ -806,20 +834,15 @@ static double mean_length(const TokenCache *c) {
     return (double)token_cache_tokens(c) / fmax(1, (double)token_cache_documents(c));
 }
 
-/* Weights in tokens from the configured ones; *mixed is false when no source has a weight. */
-static ErrorCode weigh(const Dataset *d, int kind, double *shares, bool *mixed, Error *err) {
-    size_t weighted = 0;
+/* Weights in tokens from the configured ones; false when no source has a weight (check_weights). */
+static bool weigh(const Dataset *d, int kind, double *shares) {
+    bool mixed = false;
     for (size_t i = 0; i < d->count; i++) {
         const Source *s = &d->sources[i];
-        weighted += s->weight != 0;
+        mixed |= s->weight != 0;
         shares[i] = s->weight * (kind == WEIGHTS_DOCUMENTS ? mean_length(s->cache) : 1);
     }
-    *mixed = weighted > 0;
-    if (weighted == 0 || weighted == d->count) return OK;
-    return error_set(
-        err, ERR_CONFIG,
-        "%zu of %zu data sources have a weight: give one to each, or to none to take them as one corpus",
-        weighted, d->count);
+    return mixed;
 }
 
 /* Without weights all sources are one corpus, and each window is equally likely. With weights they are a
@@ -827,12 +850,11 @@ static ErrorCode weigh(const Dataset *d, int kind, double *shares, bool *mixed, 
 static ErrorCode open_sampler(Dataset *d, const DataConfig *c, Error *err) {
     double *shares = mem_alloc_array(d->count, sizeof *shares);
     uint64_t *windows = mem_alloc_array(d->count, sizeof *windows);
-    bool mixed;
     /* By blocks, the sampler only mixes sources, whose windows it need not know. */
     for (size_t i = 0; i < d->count; i++) windows[i] = d->growing ? 1 : dataset_source_windows(d, i);
-    ErrorCode code = weigh(d, c->weights, shares, &mixed, err);
-    if (code == OK)
-        code = sampler_open(&d->sampler, (uint64_t)c->seed, windows, mixed ? shares : NULL, d->count, err);
+    bool mixed = weigh(d, c->weights, shares);
+    ErrorCode code =
+        sampler_open(&d->sampler, (uint64_t)c->seed, windows, mixed ? shares : NULL, d->count, err);
     free(shares);
     free(windows);
     return code;

@@ -35,6 +35,9 @@ typedef struct Dataset Dataset;
 bool data_has_conversations(const DataConfig *c);
 ChatOptions data_chat_options(const DataConfig *c);
 
+/* ERR_CONFIG for what is wrong with the keys by themselves, whatever the files hold; no source at all is left
+ * to dataset_open. */
+ErrorCode dataset_check(const DataConfig *c, int64_t context, Error *err);
 /* Opens the dataset. Tokenizes what no cache holds yet, with a progress bar per source. threads 0: one per
  * core. Config and tokenizer are not kept. */
 ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,

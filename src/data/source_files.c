@@ -68,7 +68,7 @@ static ErrorCode check_file(const DataSource *s, const char *path, Error *err) {
     return check_key(path, "boundary", s->boundary != BOUNDARY_AUTO, tokens, "token files", err);
 }
 
-static ErrorCode check_lengths(const DataSource *s, Error *err) {
+ErrorCode source_check_lengths(const DataSource *s, Error *err) {
     if (s->max_bytes == 0 || s->min_bytes <= s->max_bytes) return OK;
     return error_set(err, ERR_CONFIG,
                      "%s: min_bytes is %lld and max_bytes %lld, so no document would be left", s->path,
@@ -78,7 +78,6 @@ static ErrorCode check_lengths(const DataSource *s, Error *err) {
 ErrorCode source_check(const DataSource *s, char *const *paths, char *const *indices, size_t count,
                        const Tokenizer *t, Error *err) {
     bool needs_end = false;
-    TRY(check_lengths(s, err));
     for (size_t i = 0; i < count; i++) {
         TRY(check_file(s, paths[i], err));
         needs_end |= s->format == FORMAT_TOKENS && !indices[i];

@@ -5,6 +5,8 @@
 #include "data/corpus.h"
 #include "remote/remote.h"
 
+/* ERR_CONFIG if min_bytes and max_bytes leave no document. */
+ErrorCode source_check_lengths(const DataSource *source, Error *err);
 /* Without a tokenizer (t NULL), ids may have any value, and only `end` tells documents.
  *
  * ERR_CONFIG where a key of the source does not belong to the format of one of its files: it would be passed

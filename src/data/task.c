@@ -292,13 +292,6 @@ static ErrorCode read_task(TaskBuilder *m, const TaskSource *source, Error *err)
     Examples *e = &m->examples;
     bool other = source->examples && *source->examples;
     *e = (Examples){.shots = source->num_fewshot, .own = !other};
-    if (other && e->shots == 0)
-        return error_set(err, ERR_CONFIG, "%s: examples goes with num_fewshot: set how many of %s",
-                         source->path, source->examples);
-    if (e->shots > 0 && m->task->format->kind == TASK_TEXT)
-        return error_set(err, ERR_CONFIG,
-                         "%s: num_fewshot: a text is scored from its beginning, without examples",
-                         source->path);
     if (e->shots > 0)
         TRY(read_file(m, other ? source->examples : source->path, true, other ? e->shots : 0, err));
     return read_file(m, source->path, false, source->limit, err);
@@ -338,6 +331,30 @@ static ErrorCode find_format(const TaskSource *source, const char *stem, const T
     return ERR_CONFIG;
 }
 
+static ErrorCode check_source(const TaskSource *source, const TaskFormat **format, Error *err) {
+    char *stem = stem_of(source->path);
+    ErrorCode code = find_format(source, stem, format, err);
+    free(stem);
+    TRY(code);
+    if (source->examples && *source->examples && source->num_fewshot == 0)
+        return error_set(err, ERR_CONFIG, "%s: examples goes with num_fewshot: set how many of %s",
+                         source->path, source->examples);
+    if (source->num_fewshot > 0 && (*format)->kind == TASK_TEXT)
+        return error_set(err, ERR_CONFIG,
+                         "%s: num_fewshot: a text is scored from its beginning, without examples",
+                         source->path);
+    return OK;
+}
+
+ErrorCode task_check(const TaskSource *source, Error *err) {
+    const TaskFormat *format;
+    return check_source(source, &format, err);
+}
+
+char *task_name(const TaskSource *source) {
+    return source->name && *source->name ? mem_strdup(source->name) : stem_of(source->path);
+}
+
 /* Hashes tokens and borders only: file names and white space in JSON do not matter. */
 static void take_print(Task *t) {
     uint8_t digest[32];
@@ -356,12 +373,10 @@ static void take_print(Task *t) {
 
 ErrorCode task_open(Task **task, const TaskSource *source, const Tokenizer *tokenizer, int64_t context,
                     bool add_bos, Error *err) {
-    char *stem = stem_of(source->path);
     const TaskFormat *format = NULL;
-    ErrorCode code = find_format(source, stem, &format, err);
+    ErrorCode code = check_source(source, &format, err);
     Task *t = *task = mem_alloc(sizeof *t);
-    *t = (Task){.format = format, .name = source->name && *source->name ? mem_strdup(source->name) : stem};
-    if (t->name != stem) free(stem);
+    *t = (Task){.format = format, .name = task_name(source)};
     int32_t bos = tokenizer_bos(tokenizer), eos = tokenizer_eos(tokenizer);
     TaskBuilder m = {.task = t,
                      .tokenizer = tokenizer,

@@ -77,6 +77,10 @@ typedef struct TaskFigures {
     double word_perplexity, byte_perplexity, bits_per_byte; /* TASK_TEXT: of all texts together */
 } TaskFigures;
 
+/* ERR_CONFIG for a source that is wrong whatever its files hold. */
+ErrorCode task_check(const TaskSource *source, Error *err);
+/* The name of its metrics: the given one, or that of the file up to its first dot. The caller frees it. */
+char *task_name(const TaskSource *source);
 /* Opens a task. `context`: the most tokens that fit into the model at once. add_bos: contexts begin with the
  * BOS, if the tokenizer has one. ERR_NOINPUT, or ERR_DATA with file and line. Keeps no reference to the
  * source. */

@@ -11,10 +11,10 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "checkpoint/find.h"
-#include "checkpoint/modelfiles.h"
 #include "forecast/describe.h"
 #include "forecast/machine.h"
 #include "model/families/family.h"
+#include "plan/fit.h"
 #include "train/agree.h"
 #include "train/changes.h"
 #include "train/resize.h"
@@ -191,18 +191,15 @@ static ErrorCode check_init_tokenizer(const Trainer *t, const char *dir, Error *
                      t->c->data.tokenizer, t->c->model.init, dir);
 }
 
-/* Compares the shape with that of model.init before memory is allocated. A resumed run does not need the
- * weights, so it may do without them. */
+/* Compares shape and tokenizer with those of model.init before memory is allocated. */
 static ErrorCode check_init(const Trainer *t, Error *err) {
     char *dir;
-    if (!t->c->model.init[0]) return OK;
-    ErrorCode code = checkpoint_find_model(t->c->model.init, &dir, err);
-    if (code == OK) {
-        code = modelfiles_check_shape(dir, &t->c->model.shape, err);
-        if (code == OK && !t->found.exists) code = check_init_tokenizer(t, dir, err);
-        free(dir);
-    }
-    return code == ERR_NOINPUT ? OK : code;
+    TRY(setup_check_init(t->c, err));
+    if (!t->c->model.init[0] || t->found.exists) return OK;
+    TRY(checkpoint_find_model(t->c->model.init, &dir, err));
+    ErrorCode code = check_init_tokenizer(t, dir, err);
+    free(dir);
+    return code;
 }
 
 /* Reports that a finished run has been given more steps. The schedule is now as long as the new run, so the
@@ -347,16 +344,13 @@ static void report_kept_balance(const Trainer *t) {
 static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     char *build = agree_build(), *kernels = NULL;
     const SavedRun *before = t->found.exists ? &t->found.saved : NULL;
-    const Config *saved = before ? &before->config : NULL;
     snprintf(t->facts.build, sizeof t->facts.build, "%s", build);
     free(build);
-    TOGETHER(t, setup_keep_compute(t->c, set, saved, err));
+    TOGETHER(t, setup_keep_compute(t->c, set, before ? &before->config : NULL, err));
     TOGETHER(t, setup_keep_balance(t->c, set, before, found_balance(t), err));
     TRY(agree_on_compute(t->comm, t->c, set, &t->device, err));
-    TOGETHER(t, setup_batch(t->c, set, comm_size(t->comm), saved, err));
-    TOGETHER(t, setup_invariance(t->c, set, saved, err));
     TRY(agree_on_threads(t, err));
-    TOGETHER(t, setup_gradient_sync(t->c, set, comm_size(t->comm), before, err));
+    TOGETHER(t, setup_settle(t->c, set, comm_size(t->comm), before, fit_limit(t->c), err));
     TRY(agree_kernels(t->comm, &t->device, &kernels, err));
     snprintf(t->facts.kernels, sizeof t->facts.kernels, "%s", kernels);
     free(kernels);
@@ -448,7 +442,8 @@ static ErrorCode open_audit(Trainer *t, Error *err) {
 ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     goodput_begin(&t->goodput, clock_wall());
     run_enter(t, PHASE_READING);
-    /* Report what this machine cannot run before anything is created. */
+    /* Report what is wrong, and what this machine cannot run, before anything is created. */
+    TOGETHER(t, setup_check(t->c, err));
     TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
     TOGETHER(t, refuse_notice(t, err));
     gpu_memory_open(&t->gpu_memory, t->comm, &t->device);

@@ -100,14 +100,9 @@ ErrorCode best_open(Best *b, const char *figure, const Dataset *d, const Tasks *
     if (found && strlen(figure) < BEST_FIGURE) return OK;
     write_known(d, t, &known);
     error_escape(shown, sizeof shown, figure, strlen(figure));
-    if (known.length)
-        error_set(err, ERR_CONFIG, "checkpoint.keep_best: \"%s\" is not measured: expected one of %s", shown,
-                  known.data);
-    else
-        error_set(err, ERR_CONFIG,
-                  "checkpoint.keep_best: \"%s\" is not measured, nor is anything else: set data.validation, "
-                  "data.validation_fraction or evaluation.tasks, and then for example validation/loss",
-                  shown);
+    /* best_check has refused a run that measures nothing. */
+    error_set(err, ERR_CONFIG, "checkpoint.keep_best: \"%s\" is not measured: expected one of %s", shown,
+              known.data ? known.data : "none");
     text_free(&known);
     return ERR_CONFIG;
 }

@@ -2,10 +2,10 @@
  * determine. A resumed run keeps what it has settled before (changes.c).
  *
  * In the order of a run: setup_before_ranks (the environment for OpenMP, before there are threads),
- * setup_device, setup_shape (with the tokenizer), setup_keep_compute and setup_compute, setup_batch,
- * setup_invariance, setup_loss_rows, setup_sums, setup_communication. Each writes what it has settled into
- * the options with the reason, so that the run's config.yaml, the agreement between ranks and the next start
- * all see the same. */
+ * setup_check, setup_device, setup_shape (with the tokenizer), setup_keep_compute and setup_compute,
+ * setup_settle, setup_check_init, setup_loss_rows, setup_sums, setup_communication. Each writes what it has
+ * settled into the options with the reason, so that the run's config.yaml, the agreement between ranks and
+ * the next start all see the same. */
 #include "train/setup.h"
 
 #include <math.h>
@@ -17,10 +17,12 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "checkpoint/find.h"
+#include "checkpoint/modelfiles.h"
 #include "device/cpu/waiting.h"
 #include "model/families/family.h"
 #include "plan/fit.h"
 #include "plan/sync.h"
+#include "train/best.h"
 
 static const char WAITING[] = "OMP_WAIT_POLICY";
 
@@ -57,6 +59,13 @@ static void warn_of_load(const Comm *comm) {
     if ((comm && comm_rank(comm) > 0) || waiting_is_set() || !machine_is_loaded(&load, &cores)) return;
     log_warn("other programs use this machine (load %.1f on %d cores): this one gets a part of its speed",
              load, cores);
+}
+
+/* That no data is named is left to those who open it. */
+ErrorCode setup_check(const Config *c, Error *err) {
+    TRY(dataset_check(&c->data, c->train.context, err));
+    TRY(tasks_check(&c->evaluation, err));
+    return best_check(c, err);
 }
 
 /* Without run.threads each rank gets an equal share of the machine's cores: at least one, and no more than it
@@ -244,14 +253,35 @@ ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err)
     return complete_shape(c, set, err);
 }
 
-/* For verbs that need no data: opens a tokenizer only if the vocabulary is not given. */
-ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err) {
-    if (c->model.shape.vocab_size > 0) return complete_shape(c, set, err);
+static ErrorCode shape_with_tokenizer(Config *c, OptionSet *set, Error *err) {
     Tokenizer *tokenizer;
     TRY(tokenizer_open_as(&tokenizer, c->data.tokenizer, &c->data.tokenizer_keys, err));
     ErrorCode code = setup_shape(c, set, tokenizer, err);
     tokenizer_free(tokenizer);
     return code;
+}
+
+ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err) {
+    return c->model.shape.vocab_size > 0 ? complete_shape(c, set, err) : shape_with_tokenizer(c, set, err);
+}
+
+/* Published configurations name a tokenizer that their reader may not have yet. */
+ErrorCode setup_shape_planned(Config *c, OptionSet *set, Error *err) {
+    if (c->model.shape.vocab_size > 0 && c->data.sources.count == 0) return complete_shape(c, set, err);
+    ErrorCode code = shape_with_tokenizer(c, set, err);
+    return code == ERR_NOINPUT && c->model.shape.vocab_size > 0 ? complete_shape(c, set, err) : code;
+}
+
+/* A resumed run does not need the weights, so it may do without them. */
+ErrorCode setup_check_init(const Config *c, Error *err) {
+    char *dir;
+    if (!c->model.init[0]) return OK;
+    ErrorCode code = checkpoint_find_model(c->model.init, &dir, err);
+    if (code == OK) {
+        code = modelfiles_check_shape(dir, &c->model.shape, err);
+        free(dir);
+    }
+    return code == ERR_NOINPUT ? OK : code;
 }
 
 /* ---- values that are left open ---- */
@@ -408,11 +438,20 @@ static bool keeps_sync(const Config *c, int world, const SavedRun *saved, Gradie
 }
 
 /* Call after the step is settled, because the choice depends on its number of microbatches. */
-ErrorCode setup_gradient_sync(const Config *c, OptionSet *set, int world, const SavedRun *saved, Error *err) {
+ErrorCode setup_gradient_sync(const Config *c, OptionSet *set, int world, const SavedRun *saved, double limit,
+                              Error *err) {
     SyncChoice choice = {.why = KEPT};
     if (c->train.gradient_sync != SYNC_AUTO) return OK;
-    if (!keeps_sync(c, world, saved, &choice.sync)) TRY(sync_choose(c, world, fit_limit(c), &choice, err));
+    if (!keeps_sync(c, world, saved, &choice.sync)) TRY(sync_choose(c, world, limit, &choice, err));
     return options_derive(set, "train.gradient_sync", sync_name(choice.sync), choice.why, err);
+}
+
+ErrorCode setup_settle(const Config *c, OptionSet *set, int world, const SavedRun *saved, double limit,
+                       Error *err) {
+    const Config *before = saved ? &saved->config : NULL;
+    TRY(setup_batch(c, set, world, before, err));
+    TRY(setup_invariance(c, set, before, err));
+    return setup_gradient_sync(c, set, world, saved, limit, err);
 }
 
 /* lr_schedule.total_steps may be longer than the run, or shorter; 0: the run's steps. */

@@ -13,31 +13,46 @@
 #include "train/agree.h"
 
 /* The name identifies the task's metrics: in records, tags and keys. */
-static ErrorCode check_name(const Tasks *t, size_t own, const TaskSource *source, Error *err) {
-    const char *name = t->items[own]->name;
+static ErrorCode check_name(const TaskSource *sources, size_t own, const char *name, Error *err) {
     char shown[METRICS_NAME + 16];
     if (!*name || !name_is_plain(name, METRICS_NAME))
         return error_set(
             err, ERR_CONFIG,
             "evaluation.tasks: %s: the name \"%s\": expected 1 to %d letters, digits and ._-; give it "
             "one with name:",
-            source->path, error_escape(shown, sizeof shown, name, strlen(name)), METRICS_NAME - 1);
-    for (size_t i = 0; i < own; i++)
-        if (strcmp(t->items[i]->name, name) == 0)
+            sources[own].path, error_escape(shown, sizeof shown, name, strlen(name)), METRICS_NAME - 1);
+    for (size_t i = 0; i < own; i++) {
+        char *other = task_name(&sources[i]);
+        bool same = strcmp(other, name) == 0;
+        free(other);
+        if (same)
             return error_set(
                 err, ERR_CONFIG,
                 "evaluation.tasks: two tasks are called %s: give one another name with name:", name);
+    }
     return OK;
+}
+
+ErrorCode tasks_check(const EvaluationOptions *o, Error *err) {
+    const TaskSource *sources = (const TaskSource *)(const void *)o->tasks.items;
+    ErrorCode code = OK;
+    for (size_t i = 0; code == OK && i < o->tasks.count; i++) {
+        char *name = task_name(&sources[i]);
+        code = task_check(&sources[i], err);
+        if (code == OK) code = check_name(sources, i, name, err);
+        free(name);
+    }
+    return code;
 }
 
 ErrorCode tasks_open(Tasks *t, const EvaluationOptions *o, const Tokenizer *tokenizer, int64_t context,
                      Error *err) {
     const TaskSource *sources = (const TaskSource *)(const void *)o->tasks.items;
     *t = (Tasks){.items = mem_alloc_array(o->tasks.count + 1, sizeof *t->items)};
+    TRY(tasks_check(o, err));
     for (size_t i = 0; i < o->tasks.count; i++) {
         TRY(task_open(&t->items[i], &sources[i], tokenizer, context, o->add_bos, err));
         t->count++;
-        TRY(check_name(t, i, &sources[i], err));
     }
     return OK;
 }

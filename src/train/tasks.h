@@ -12,6 +12,8 @@ typedef struct Tasks {
     Task **items; /* [count] */
 } Tasks;
 
+/* ERR_CONFIG for tasks that are wrong whatever their files hold: formats, names. tasks_open calls it too. */
+ErrorCode tasks_check(const EvaluationOptions *o, Error *err);
 /* `context` as in task_open. ERR_CONFIG for invalid names, or if two tasks have the same name. Close it also
  * after a failure. */
 ErrorCode tasks_open(Tasks *t, const EvaluationOptions *o, const Tokenizer *tokenizer, int64_t context,

@@ -73,7 +73,7 @@ sets="validation/loss, validation/other/loss, validation/own/loss"
 refused validation/othr/loss "$sets"
 refused task/boolq/acc_norm "$sets, task/boolq/acc" 'evaluation.tasks=[boolq.jsonl]'
 exits 78 train run.yaml run.dir=refused checkpoint.keep_best=loss 'data.validation=[]'
-has err 'checkpoint.keep_best: "loss" is not measured, nor is anything else: set data.validation, data.validation_fraction or evaluation.tasks'
+has err 'checkpoint.keep_best: "loss" is not measured: expected validation/loss, perplexity or bits_per_byte, with data.validation or'
 # weft plan opens no data, and refuses what is wrong in the configuration alone.
 for figure in loss validation/acc task/a/acc task/a/loss; do
     exits 78 plan run.yaml "checkpoint.keep_best=$figure"
