@@ -132,13 +132,19 @@ static ErrorCode check_layout(const LoaderLayout *l, int64_t context, int64_t de
     return OK;
 }
 
+/* Four arrays of 32 bits for each slot. */
+size_t loader_bytes(int64_t tokens, int64_t depth) {
+    size_t each, all;
+    CHECK(size_multiply((size_t)tokens, 4 * sizeof(int32_t), &each) &&
+          size_multiply(each, (size_t)depth + 1, &all));
+    return all;
+}
+
 /* Allocates all memory at once, before the first step. The batch of a slot is four consecutive arrays. */
 static void allocate(Loader *l) {
     int64_t tokens = l->layout.sequences * l->context;
     l->batches = mem_alloc_array(l->slots, sizeof *l->batches);
-    size_t each;
-    CHECK(size_multiply((size_t)tokens, 4 * sizeof *l->memory, &each));
-    l->memory = mem_alloc_array(l->slots, each);
+    l->memory = mem_alloc(loader_bytes(tokens, (int64_t)l->slots - 1));
     for (uint64_t i = 0; i < l->slots; i++) {
         int32_t *at = l->memory + 4 * tokens * (int64_t)i;
         l->batches[i] = (Batch){tokens, at, at + tokens, at + 2 * tokens, at + 3 * tokens, 0};

@@ -31,6 +31,8 @@ uint64_t loader_sample(const LoaderLayout *layout, uint64_t microbatch);
 
 typedef struct Loader Loader;
 
+/* Bytes of the batches of a loader: `tokens` of a microbatch, `depth` as in loader_open. */
+size_t loader_bytes(int64_t tokens, int64_t depth);
 /* depth >= 1: microbatches to prefetch. The dataset must outlive the loader. */
 ErrorCode loader_open(Loader **loader, const Dataset *dataset, const LoaderLayout *layout, int64_t depth,
                       Error *err);

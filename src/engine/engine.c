@@ -95,10 +95,6 @@ static void point_owned(Engine *e) {
     if (p->tied_copy) e->step.owned[0] = e->step.owned[e->model.table.units];
 }
 
-/* Rows of host memory, [T] each, that a microbatch needs for MTP targets and next ids until they are
- * uploaded. */
-static int64_t mtp_rows(const ModelConfig *c) { return c->mtp_depth + c->mtp_module; }
-
 /* Host memory: pointers and requests, a few for each unit. All of it is allocated here, since a step
  * allocates nothing. */
 static void allocate_tables(Engine *e) {
@@ -124,8 +120,8 @@ static void allocate_tables(Engine *e) {
     for (int i = 0; i < 2 && e->device->runtime.stamp; i++)
         e->timed.times[i].step.actions =
             mem_alloc_array((size_t)e->plan->program.count, sizeof *e->clock.actions);
-    e->targets.mtp = mem_alloc_array(microbatches * (size_t)e->model.tokens,
-                                     (size_t)mtp_rows(&e->model.config) * sizeof *e->targets.mtp);
+    e->targets.mtp =
+        mem_alloc(e->plan->spec.inference ? 1 : program_mtp_host_bytes(&e->plan->program, &e->model));
     e->traffic.gathers = mem_alloc_array(units, sizeof *e->traffic.gathers);
     e->traffic.reductions = mem_alloc_array(units + 1, sizeof *e->traffic.reductions);
     e->traffic.receives = mem_alloc_array(2 * units * microbatches, sizeof(CommRequest));
@@ -384,7 +380,7 @@ static void load_mtp(Execution *x, int m, int k) {
     Engine *e = x->engine;
     const Batch *b = &x->batches[m];
     int64_t tokens = e->model.tokens, on = k + 1;
-    int32_t *targets = e->targets.mtp + (m * mtp_rows(&e->model.config) + k) * tokens;
+    int32_t *targets = e->targets.mtp + (m * program_mtp_rows(&e->model) + k) * tokens;
     for (int64_t i = 0; i < tokens; i++) {
         int64_t t = model_token(&e->model, e->model.cp.rank, i);
         targets[i] = goes_on(b, t, on) ? b->targets[t + on] : -1;
@@ -399,7 +395,7 @@ static void load_next(Execution *x, int m) {
     Engine *e = x->engine;
     const Batch *b = &x->batches[m];
     int64_t tokens = e->model.tokens;
-    int32_t *ids = e->targets.mtp + ((m + 1) * mtp_rows(&e->model.config) - 1) * tokens;
+    int32_t *ids = e->targets.mtp + ((m + 1) * program_mtp_rows(&e->model) - 1) * tokens;
     for (int64_t i = 0; i < tokens; i++) {
         int64_t t = model_token(&e->model, e->model.cp.rank, i);
         ids[i] = b->inputs[goes_on(b, t, 1) ? t + 1 : t];

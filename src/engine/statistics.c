@@ -67,6 +67,10 @@ void statistics_layout(Engine *e) {
 
 ErrorCode statistics_open(Engine *e, Error *err) {
     size_t bytes = figures_bytes(e);
+    /* As planned, in the row `record` or in that of pinned memory. */
+    CHECK(e->plan->spec.inference ||
+          e->plan->memory.record ==
+              step_record_bytes(step_routed(&e->model.config), e->device->separate_memory ? 0 : bytes));
     e->statistics.host = e->device->runtime.host_take(e->device, bytes);
     e->statistics.routed = mem_alloc_array((size_t)step_routed(&e->model.config) + 1, sizeof(int64_t));
     if (!e->statistics.host)

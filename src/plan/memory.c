@@ -68,6 +68,12 @@ int program_mtp_heads(const Program *p) {
     return p->training && partition_runs(p->partition, p->units - 1) ? (int)p->model->mtp_depth : 0;
 }
 
+int64_t program_mtp_rows(const Model *m) { return m->config.mtp_depth + m->config.mtp_module; }
+
+size_t program_mtp_host_bytes(const Program *p, const Model *m) {
+    return (size_t)(p->microbatches * m->tokens * program_mtp_rows(m)) * sizeof(int32_t);
+}
+
 bool program_has_mtp_module(const Program *p) { return program_mtp_heads(p) > 0 && p->model->mtp_module; }
 
 static size_t batch_bytes(const Program *p, const Model *m) {
@@ -369,6 +375,10 @@ size_t gradient_partials_bytes(const Program *p, int unit) {
 
 size_t step_scalars_bytes(int groups) { return sizeof(StepScalars) + (size_t)groups * sizeof(OptimizerStep); }
 
+size_t step_record_bytes(int64_t routed, size_t fetched) {
+    return STEP_RECORD_BYTES + ((size_t)routed + 1) * sizeof(int64_t) + fetched;
+}
+
 int64_t step_routed(const ModelConfig *c) { return model_blocks(c) * c->num_experts; }
 
 int64_t step_origins(const Program *p, int parameters) {
@@ -496,6 +506,7 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     plan->exchange = exchange_bytes(p, m, spec->optimizer != NULL);
     if (spec->optimizer) plan_training(plan, p, spec->optimizer);
     if (spec->optimizer && spec->probes) plan_probes(plan, p, m);
+    if (spec->optimizer) plan->record = step_record_bytes(routed, plan->separate_memory ? 0 : found);
     if (plan->separate_memory) plan->pinned = spec->pinned + found + plan->probe.slots;
 }
 
@@ -553,7 +564,9 @@ size_t memory_plan_communication(const MemoryPlan *plan) {
     return memory_plan_buckets(plan) + plan->tie + plan->exchange;
 }
 
-size_t memory_plan_host(const MemoryPlan *plan) { return plan->staging + plan->pinned; }
+size_t memory_plan_host(const MemoryPlan *plan) {
+    return plan->staging + plan->batches + plan->record + plan->pinned;
+}
 
 size_t memory_plan_total(const MemoryPlan *plan) {
     return memory_plan_pools(plan) + (plan->separate_memory ? 0 : memory_plan_host(plan));
@@ -620,6 +633,8 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
                 p->partition->replicas > 1
                     ? "copy of what a checkpoint holds; other replicas than the first have none"
                     : "copy of what a checkpoint holds, written alongside training");
+    row_of_host(plan, out, "batches", plan->batches, "two steps of tokens, and what the loader reads ahead");
+    row_of_host(plan, out, "record", plan->record, "what a step reports, on the host");
     row_of_host(plan, out, "pinned", plan->pinned,
                 "batches on their way to the device, figures of a step on theirs back");
     two(plan, out, "total", memory_plan_total(plan), plan->separate_memory ? memory_plan_host(plan) : 0, "");

@@ -39,6 +39,13 @@ enum { BATCH_FIRST_KEY = 3, BATCH_ARRAYS = 6 };
 /* Number of MTP heads that this program trains on this rank. */
 int program_mtp_heads(const Program *p);
 bool program_has_mtp_module(const Program *p);
+/* The engine makes the targets of MTP heads and the next ids of an MTP module in host memory: rows of a
+ * microbatch, each of its tokens; bytes of a step. */
+int64_t program_mtp_rows(const Model *m);
+size_t program_mtp_host_bytes(const Program *p, const Model *m);
+/* Bytes of host memory that the figures of a step take: the step's record, the tokens routed to each expert,
+ * and `fetched` bytes of StepStatistics where they are not in pinned memory. */
+size_t step_record_bytes(int64_t routed, size_t fetched);
 /* Byte offset of an array in a batch's buffer. BATCH_ARRAYS: of what follows the arrays. */
 size_t batch_array_offset(const Model *m, int array);
 static inline BufferKind buffer_of_flat(BufferKind first, Flat flat) {
@@ -107,6 +114,8 @@ typedef struct MemoryPlan {
     bool separate_memory; /* pools are in the device's own memory, not in the host's */
     size_t granularity;   /* Device.granularity */
     size_t staging;       /* on the host, outside the pools: copy for checkpoints written during training */
+    size_t batches;       /* on the host: of the steps that are read ahead, and of the loader */
+    size_t record;        /* on the host: what a step reports */
     size_t pinned;        /* on the host, with a discrete device: for uploads and fetched statistics */
 } MemoryPlan;
 

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "data/loader.h"
 #include "model/families/family.h"
 
 /* auto becomes bf16 where the device multiplies it natively, else fp32: without native products bf16 is no
@@ -33,6 +34,12 @@ AdapterSpec rank_adapters(const Config *c) {
     return (AdapterSpec){.rank = c->lora.rank,
                          .scale = adapters_scale(c->lora.rank, c->lora.alpha, c->lora.rslora),
                          .match = c->lora.match};
+}
+
+/* Of the steps that are read ahead, and of the loader. */
+static size_t rank_batch_bytes(const Config *c, const Layout *l) {
+    return STEPS_READ_AHEAD * layout_batch_bytes(l, c->train.context) +
+           loader_bytes(l->sequences * c->train.context, c->data.prefetch);
 }
 
 RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
@@ -58,6 +65,7 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .sync = (GradientSync)c->train.gradient_sync,
                       .reshard = (Reshard)c->train.reshard,
                       .optimizer = &c->optimizer,
+                      .batches = rank_batch_bytes(c, l),
                       .staged = !config_saves_async(c)              ? 0
                                 : c->checkpoint.dtype == STORE_BF16 ? 2
                                                                     : 1};
@@ -149,6 +157,7 @@ static ErrorCode plan_training(RankPlan *p, const Layout *l, DeviceTraits traits
                                           .noise = p->spec.noise,
                                           .sources = p->spec.sources});
     p->memory.staging = p->spec.staged > 0 ? staging(p) : 0;
+    p->memory.batches = p->spec.batches + program_mtp_host_bytes(&p->program, &p->model);
     enlarge_arenas(p, &p->evaluation_memory);
     p->smaller = mem_alloc_array((size_t)l->smaller_count, sizeof *p->smaller);
     for (int i = 0; i < l->smaller_count; i++) TRY(plan_smaller(p, &l->smaller[i], traits, err));

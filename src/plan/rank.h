@@ -42,6 +42,7 @@ typedef struct RankSpec {
     Reshard reshard;
     const OptimizerOptions *optimizer; /* NULL for inference */
     HasCollective *has_collective;     /* where passes are cut; NULL: program_has_collective */
+    size_t batches;                    /* on the host: bytes of the batches that are read ahead */
     /* fp32 copies of the elements that a rank counts, held on the host while a checkpoint with optimizer
      * states is written; 0: none */
     int staged;

@@ -60,8 +60,8 @@ ErrorCode read_ahead_open(ReadAhead *f, const Config *c, const Layout *l, int dp
                      .fetched_samples = from->sample,
                      .left = c->train.steps - from->step};
     int64_t row = f->sequences * c->train.context, own = f->sequences * f->most;
-    f->memory = mem_alloc_array((size_t)(2 * 4 * own * c->train.context), sizeof *f->memory);
-    for (int i = 0; i < 2; i++)
+    f->memory = mem_alloc(STEPS_READ_AHEAD * layout_batch_bytes(l, c->train.context));
+    for (int i = 0; i < STEPS_READ_AHEAD; i++)
         f->both[i].batches = lay_out(f, row, f->memory + i * 4 * own * c->train.context);
     if (c->data.audit) f->used = mem_alloc_array((size_t)own, sizeof *f->used);
     return open_loader(f, microbatches_of(f, f->fetched), err);
@@ -69,7 +69,7 @@ ErrorCode read_ahead_open(ReadAhead *f, const Config *c, const Layout *l, int dp
 
 void read_ahead_close(ReadAhead *f) {
     loader_close(f->loader);
-    for (int i = 0; i < 2; i++) free(f->both[i].batches);
+    for (int i = 0; i < STEPS_READ_AHEAD; i++) free(f->both[i].batches);
     free(f->memory);
     free(f->used);
     *f = (ReadAhead){0};

@@ -26,8 +26,8 @@ typedef struct ReadAhead {
     int64_t fetched, fetched_samples; /* steps and samples of the run read so far */
     int64_t left;                     /* steps of the run not begun yet */
     ReadAheadStep *now;
-    ReadAheadStep *next;   /* NULL: the run has none */
-    ReadAheadStep both[2]; /* memory of these two, used alternately */
+    ReadAheadStep *next;                  /* NULL: the run has none */
+    ReadAheadStep both[STEPS_READ_AHEAD]; /* memory of these two, used alternately */
     int32_t *memory;
     AuditSample *used; /* [microbatches * sequences] samples in `now`; NULL without data.audit */
 } ReadAhead;
