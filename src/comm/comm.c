@@ -656,8 +656,7 @@ ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, C
  * directly. Then the thread yields its core for some thousand polls, since waking up from a sleep takes 50 us
  * or more; then it sleeps. If ranks outnumber cores it sleeps almost at once: the rank that it waits for
  * needs the core, and sched_yield, which MPI also calls in each poll, returns too soon. Sleeps that grow with
- * the wait, up to 1 ms, were measured on 4 ranks and 2 cores, over dp_shard, tp and pp: steps took as long or
- * longer. */
+ * the wait, up to 1 ms, showed no gain on 4 ranks and 2 cores, over dp_shard, tp and pp. */
 static void rest(const Comm *c, int idle) {
     bool crowded = c->local_cores > 0 && c->local_size > c->local_cores;
     if (idle < (crowded ? 4 : 64)) return;
