@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "checkpoint/find.h"
 #include "forecast/forecast.h"
+#include "plan/fit.h"
 #include "train/changes.h"
 #include "train/resize.h"
 #include "train/setup.h"
@@ -29,9 +30,7 @@ static ErrorCode settle(Config *c, OptionSet *set, const SavedRun *now, int rank
     TRY(setup_shape_alone(c, set, err));
     TRY(setup_keep_compute(c, set, &now->config, err));
     TRY(setup_keep_balance(c, set, now, biased, err));
-    TRY(setup_batch(c, set, ranks, &now->config, err));
-    TRY(setup_invariance(c, set, &now->config, err));
-    return setup_gradient_sync(c, set, ranks, now, err);
+    return setup_settle(c, set, ranks, now, fit_limit(c), err);
 }
 
 static ErrorCode compare(const SavedRun *now, const Config *c, const OptionSet *set, int ranks, Text *changes,
