@@ -34,8 +34,8 @@ static void open_and_count(const char *const *words, int count, size_t *planned,
     const char *all[BASE + 8];
     Config c;
     OptionSet set;
-    Tokenizer *tokenizer;
-    Dataset *d;
+    Tokenizer *tokenizer = NULL;
+    Dataset *d = NULL;
     Layout l;
     ReadAhead feed;
     Device device;
