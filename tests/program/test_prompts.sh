@@ -84,7 +84,8 @@ exits 65 generate run --prompts - </dev/null
 
 # Less free memory than needed: one error, before any is taken.
 if grep -q MemAvailable /proc/meminfo; then
-    exits 71 eval run text.txt --batch 1048576 --context 4096
+    # 2^31 - 4,096 tokens: more are refused as a microbatch (status 78).
+    exits 71 eval run text.txt --batch 524287 --context 4096
     [ "$(grep -c 'memory: this process takes .*; only .* or ask for less (--batch, --context' err)" -eq 1 ] && [ ! -s out ] ||
         fail "more than there is: $(cat err)"
 fi
