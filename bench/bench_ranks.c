@@ -97,7 +97,7 @@ static void open_bench(Bench *b) {
     Error err = {.message = ""};
     const Options *o = b->options;
     must(b, comm_open(&b->comm, &err), &err);
-    must(b, config_load(&b->config, &b->set, NULL, o->word_count, o->words, checkpoint_find_model, &err),
+    must(b, config_load(&b->config, &b->set, NULL, o->word_count, o->words, checkpoint_find_shape, &err),
          &err);
     b->config.model.shape = workload_model(o->size, b->config.train.context);
     if (o->layers > 0) b->config.model.shape.num_hidden_layers = o->layers;

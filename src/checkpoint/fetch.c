@@ -25,8 +25,6 @@ typedef struct Step {
     size_t length;
     char work[WORK_DIGITS + 1]; /* hash of the manifest */
     Manifest manifest;
-    RemoteFile *files; /* those of the manifest, [count] */
-    size_t count;
 } Step;
 
 bool fetch_is_remote(const char *where) { return url_is(where) && !file_exists(where); }
@@ -100,7 +98,7 @@ ErrorCode fetch_name_step(const char *url, const char *cache_dir, char **step, E
 /* ---- its manifest ---- */
 
 /* *file is empty after a failure. */
-static ErrorCode find_file(Step *s, const char *name, RemoteFile *file, Error *err) {
+static ErrorCode find_file(const Step *s, const char *name, RemoteFile *file, Error *err) {
     RemoteFile *found = NULL;
     size_t count = 0;
     Text url = {0};
@@ -163,7 +161,6 @@ static ErrorCode step_open(Step *s, const char *url, const char *cache_dir, Erro
 }
 
 static void step_close(Step *s) {
-    remote_free(s->files, s->count);
     manifest_free(&s->manifest);
     free(s->text);
     free(s->url);
@@ -172,104 +169,153 @@ static void step_close(Step *s) {
 
 /* ---- its files ---- */
 
+/* Those of the model, but no weights. */
+static bool describes(const ManifestFile *f) {
+    return !f->is_safetensors && strcmp(f->name, CHECKPOINT_STATE) != 0 && strcmp(f->name, MODEL_INDEX) != 0;
+}
+
+/* A directory to make: of all files, or of those that describe the model. */
+typedef struct Target {
+    char *home, *dir;
+    bool whole;
+    size_t *listed; /* indices of its files in the manifest, [count] */
+    RemoteFile *files;
+    size_t count;
+} Target;
+
+static void target_open(Target *t, const Step *s, const char *home, bool whole) {
+    *t = (Target){.home = mem_strdup(home), .whole = whole};
+    t->dir = path_join(home, whole ? last_part(s->url) : "described");
+    t->listed = mem_alloc_array(s->manifest.file_count, sizeof *t->listed);
+    for (size_t i = 0; i < s->manifest.file_count; i++)
+        if (whole || describes(&s->manifest.files[i])) t->listed[t->count++] = i;
+    t->files = mem_alloc_array(t->count, sizeof *t->files);
+}
+
+static void target_close(Target *t) {
+    remote_free(t->files, t->count);
+    free(t->listed);
+    free(t->home);
+    free(t->dir);
+}
+
 /* Sizes are compared before anything is fetched. */
-static ErrorCode find_files(Step *s, Error *err) {
-    s->files = mem_alloc_array(s->manifest.file_count, sizeof *s->files);
-    for (size_t i = 0; i < s->manifest.file_count; i++) {
-        const ManifestFile *listed = &s->manifest.files[i];
-        TRY(find_file(s, listed->name, &s->files[i], err));
-        s->count++;
-        if (s->files[i].size != listed->bytes)
+static ErrorCode find_files(const Step *s, Target *t, Error *err) {
+    for (size_t i = 0; i < t->count; i++) {
+        const ManifestFile *listed = &s->manifest.files[t->listed[i]];
+        TRY(find_file(s, listed->name, &t->files[i], err));
+        if (t->files[i].size != listed->bytes)
             return error_set(err, ERR_DATA,
                              "%s: %" PRIu64 " bytes in the store, where the manifest says %" PRIu64
                              ": the mirror is damaged. Name another step",
-                             s->files[i].name, s->files[i].size, listed->bytes);
+                             t->files[i].name, t->files[i].size, listed->bytes);
     }
     return OK;
 }
 
-static ErrorCode fetch_files(Step *s, Error *err) {
-    size_t *which = mem_alloc_array(s->count, sizeof *which);
-    for (size_t i = 0; i < s->count; i++) which[i] = i;
-    ErrorCode code = remote_fetch(s->remote, s->url, s->files, which, s->count, err);
+static ErrorCode fetch_files(const Step *s, Target *t, Error *err) {
+    size_t *which = mem_alloc_array(t->count, sizeof *which);
+    for (size_t i = 0; i < t->count; i++) which[i] = i;
+    ErrorCode code = remote_fetch(s->remote, s->url, t->files, which, t->count, err);
     free(which);
     return code;
 }
 
-static ErrorCode move_files(const Step *s, const char *to, Error *err) {
-    for (size_t i = 0; i < s->count; i++) {
-        char *path = path_join(to, s->manifest.files[i].name);
-        ErrorCode code = rename(s->files[i].path, path) == 0
+static ErrorCode move_files(const Step *s, const Target *t, const char *to, Error *err) {
+    for (size_t i = 0; i < t->count; i++) {
+        char *path = path_join(to, s->manifest.files[t->listed[i]].name);
+        ErrorCode code = rename(t->files[i].path, path) == 0
                              ? OK
-                             : error_errno(err, ERR_IO, "%s: cannot be moved to %s", s->files[i].path, path);
+                             : error_errno(err, ERR_IO, "%s: cannot be moved to %s", t->files[i].path, path);
         free(path);
         TRY(code);
     }
     return OK;
 }
 
-static ErrorCode verify(const Step *s, const char *dir, Error *err) {
-    ErrorCode code = checkpoint_verify(dir, err);
+static ErrorCode verify(const Step *s, const Target *t, const char *dir, Error *err) {
+    ErrorCode code = t->whole ? checkpoint_verify(dir, err) : OK;
+    for (size_t i = 0; !t->whole && code == OK && i < t->count; i++)
+        code = manifest_check_file(&s->manifest, t->listed[i], dir, err);
     return code == OK ? OK
                       : error_context(err, "%s, which was fetched and is removed again, is damaged", s->url);
 }
 
-/* In `made`, which is a leftover until it is renamed. */
-static ErrorCode assemble(const Step *s, const char *made, const char *dir, Error *err) {
-    char *manifest = path_join(made, MANIFEST_FILE);
-    ErrorCode code = file_remove_tree(made, err);
-    if (code == OK) code = file_make_own_dir(made, err);
-    if (code == OK) code = move_files(s, made, err);
-    if (code == OK) code = file_write_atomic(manifest, s->text, s->length, err);
-    if (code == OK) code = verify(s, made, err);
-    if (code == OK && rename(made, dir) != 0)
-        code = error_errno(err, ERR_IO, "%s: cannot be renamed to %s", made, dir);
-    if (code != OK) file_remove_tree(made, NULL);
-    free(manifest);
+/* Only a whole checkpoint has a manifest. */
+static ErrorCode write_manifest(const Step *s, const Target *t, const char *dir, Error *err) {
+    if (!t->whole) return OK;
+    char *path = path_join(dir, MANIFEST_FILE);
+    ErrorCode code = file_write_atomic(path, s->text, s->length, err);
+    free(path);
     return code;
 }
 
-static ErrorCode make(Step *s, const char *home, const char *dir, Error *err) {
+/* In `made`, which is a leftover until it is renamed. */
+static ErrorCode assemble(const Step *s, const Target *t, const char *made, Error *err) {
+    ErrorCode code = file_remove_tree(made, err);
+    if (code == OK) code = file_make_own_dir(made, err);
+    if (code == OK) code = move_files(s, t, made, err);
+    if (code == OK) code = write_manifest(s, t, made, err);
+    if (code == OK) code = verify(s, t, made, err);
+    if (code == OK && rename(made, t->dir) != 0)
+        code = error_errno(err, ERR_IO, "%s: cannot be renamed to %s", made, t->dir);
+    if (code != OK) file_remove_tree(made, NULL);
+    return code == OK ? file_sync_dir(t->home, err) : code;
+}
+
+static ErrorCode make(const Step *s, Target *t, Error *err) {
     Text made = {0};
     char size[32];
-    TRY(find_files(s, err));
-    TRY(fetch_files(s, err));
-    text_printf(&made, "%s/.tmp-%s", home, last_part(s->url));
-    ErrorCode code = assemble(s, made.data, dir, err);
-    if (code == OK) code = file_sync_dir(home, err);
-    if (code == OK)
+    TRY(find_files(s, t, err));
+    TRY(fetch_files(s, t, err));
+    text_printf(&made, "%s/.tmp-%s", t->home, last_part(t->dir));
+    ErrorCode code = assemble(s, t, made.data, err);
+    if (code == OK && t->whole)
         log_info("fetched %s (%s) to %s", s->url, text_bytes((double)manifest_bytes(&s->manifest), size),
-                 dir);
+                 t->dir);
     text_free(&made);
     return code;
 }
 
 /* Another process may have made it while this one waited. */
-static ErrorCode make_once(Step *s, const char *home, const char *dir, Error *err) {
-    if (file_is_dir(dir)) return OK;
+static ErrorCode make_once(const Step *s, Target *t, Error *err) {
+    if (file_is_dir(t->dir)) return OK;
     TRY(remote_enter(s->remote, s->work, s->url, err));
-    ErrorCode code = file_is_dir(dir) ? OK : make(s, home, dir, err);
+    ErrorCode code = file_is_dir(t->dir) ? OK : make(s, t, err);
     remote_leave(s->remote, s->work);
     return code;
 }
 
-ErrorCode fetch_checkpoint(const char *url, const char *cache_dir, char **dir, Error *err) {
+/* What a process has renamed to its name is complete. */
+static ErrorCode take(const Step *s, const char *home, bool whole, char **dir, Error *err) {
+    Target t;
+    target_open(&t, s, home, whole);
+    ErrorCode code = make_once(s, &t, err);
+    if (code == OK && whole) code = manifest_check_sizes(&s->manifest, t.dir, err);
+    if (code == OK) *dir = mem_strdup(t.dir);
+    target_close(&t);
+    return code;
+}
+
+static bool has_whole(const Step *s, const char *home) { return file_holds(home, last_part(s->url)); }
+
+static ErrorCode fetch(const char *url, const char *cache_dir, bool whole, char **dir, Error *err) {
     Step s;
     Text home = {0};
     *dir = NULL;
     ErrorCode code = step_open(&s, url, cache_dir, err);
     text_printf(&home, "%s/checkpoints/%s", cache_dir, s.work);
     if (code == OK) code = file_make_dirs(home.data, err);
-    if (code == OK) {
-        *dir = path_join(home.data, last_part(s.url));
-        code = make_once(&s, home.data, *dir, err);
-    }
-    if (code == OK) code = manifest_check_sizes(&s.manifest, *dir, err);
-    if (code != OK) {
-        free(*dir);
-        *dir = NULL;
-    }
+    if (code == OK) code = take(&s, home.data, whole || has_whole(&s, home.data), dir, err);
     text_free(&home);
     step_close(&s);
     return code;
+}
+
+ErrorCode fetch_checkpoint(const char *url, const char *cache_dir, char **dir, Error *err) {
+    return fetch(url, cache_dir, true, dir, err);
+}
+
+ErrorCode fetch_description(const char *url, const char *cache_dir, char **dir, Error *err) {
+    return fetch(url, cache_dir, false, dir, err);
 }

@@ -5,6 +5,7 @@
  *     URL/step-N/manifest.json    its files with sizes and checksums; none, or an empty one: not committed
  *     CACHE_DIR/remote/           the files while they are fetched: of one version each, resumed by range
  *     CACHE_DIR/checkpoints/HASH/step-N    all of them, verified; HASH is the manifest's
+ *     CACHE_DIR/checkpoints/HASH/described    the small files of the model alone, verified
  *
  * A checkpoint that is replaced in the store has another hash: a copy never changes, and is complete if it is
  * there. */
@@ -25,5 +26,9 @@ ErrorCode fetch_name_step(const char *url, const char *cache_dir, char **step, E
 /* Makes sure that the copy is there. One process fetches, others wait. The caller frees *dir. ERR_NOINPUT:
  * the URL names no committed checkpoint. */
 ErrorCode fetch_checkpoint(const char *url, const char *cache_dir, char **dir, Error *err);
+
+/* The same without weights and training state: a directory with config.json, the tokenizer, other small
+ * files. */
+ErrorCode fetch_description(const char *url, const char *cache_dir, char **dir, Error *err);
 
 #endif

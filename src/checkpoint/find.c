@@ -68,8 +68,8 @@ ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err) {
     return code;
 }
 
-ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
-    TRY(checkpoint_find_weights(where, dir, err));
+/* Frees *dir if it fails. */
+static ErrorCode refuse_adapter(const char *where, char **dir, Error *err) {
     if (!adapter_is(*dir)) return OK;
     error_set(err, ERR_DATA,
               "%s is an adapter, not a model: \"weft merge %s DIR\" makes one of it and its base", *dir,
@@ -77,6 +77,17 @@ ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
     free(*dir);
     *dir = NULL;
     return ERR_DATA;
+}
+
+ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
+    TRY(checkpoint_find_weights(where, dir, err));
+    return refuse_adapter(where, dir, err);
+}
+
+ErrorCode checkpoint_find_shape(const char *where, const char *cache_dir, char **dir, Error *err) {
+    if (!fetch_is_remote(where)) return checkpoint_find_model(where, dir, err);
+    TRY(fetch_description(where, cache_dir, dir, err));
+    return refuse_adapter(where, dir, err);
 }
 
 /* A text of rank 0, on all ranks. */
@@ -94,23 +105,32 @@ static ErrorCode fetch_on_ranks(const char *step, const char *cache_dir, Comm *c
     return comm_agree(comm, first ? OK : fetch_checkpoint(step, cache_dir, dir, err), err);
 }
 
-ErrorCode checkpoint_find_on_ranks(const char *where, const char *cache_dir, Comm *comm, char **dir,
+ErrorCode checkpoint_name_on_ranks(const char *where, const char *cache_dir, Comm *comm, char **named,
                                    Error *err) {
-    char *step = NULL;
+    *named = NULL;
     if (!fetch_is_remote(where)) {
-        *dir = mem_strdup(where);
+        *named = mem_strdup(where);
         return OK;
     }
+    ErrorCode code = comm_rank(comm) == 0 ? fetch_name_step(where, cache_dir, named, err) : OK;
+    TRY(comm_agree(comm, code, err));
+    return send_text(comm, named, err);
+}
+
+ErrorCode checkpoint_find_on_ranks(const char *where, const char *cache_dir, Comm *comm, char **dir,
+                                   Error *err) {
+    char *named;
     *dir = NULL;
-    ErrorCode code = comm_rank(comm) == 0 ? fetch_name_step(where, cache_dir, &step, err) : OK;
-    code = comm_agree(comm, code, err);
-    if (code == OK) code = send_text(comm, &step, err);
-    if (code == OK) code = fetch_on_ranks(step, cache_dir, comm, dir, err);
-    if (code != OK) {
-        free(*dir);
-        *dir = NULL;
+    ErrorCode code = checkpoint_name_on_ranks(where, cache_dir, comm, &named, err);
+    if (code == OK && fetch_is_remote(named)) {
+        code = fetch_on_ranks(named, cache_dir, comm, dir, err);
+        free(named);
+    } else {
+        *dir = named;
     }
-    free(step);
+    if (code == OK) return OK;
+    free(*dir);
+    *dir = NULL;
     return code;
 }
 

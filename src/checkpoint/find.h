@@ -15,8 +15,15 @@ ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err);
 ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err);
 /* The same, or an adapter (checkpoint/adapter.h). */
 ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err);
-/* All ranks, before each of them calls the above for *dir: `where` itself, or, for a URL, the copy of the
- * checkpoint that it names to rank 0. The caller frees *dir. */
+/* Where the small files of that model are, config.json and those of the tokenizer: for a URL, its weights are
+ * not fetched. */
+ErrorCode checkpoint_find_shape(const char *where, const char *cache_dir, char **dir, Error *err);
+/* All ranks: `where` itself; for the URL of a run that of its newest checkpoint, as rank 0 finds it. The
+ * caller frees *named, also after a failure. */
+ErrorCode checkpoint_name_on_ranks(const char *where, const char *cache_dir, Comm *comm, char **named,
+                                   Error *err);
+/* All ranks, before each of them calls the above for *dir: `where` itself; for a URL the copy of that
+ * checkpoint, which one rank of each machine fetches. The caller frees *dir. */
 ErrorCode checkpoint_find_on_ranks(const char *where, const char *cache_dir, Comm *comm, char **dir,
                                    Error *err);
 /* Warns if a checkpoint holds expert biases that its model files cannot store: a consumer of the model files

@@ -512,3 +512,10 @@ ErrorCode manifest_check_contents(const Manifest *m, const char *dir, int rank, 
     /* Every rank checks this: it reads an index, not the weights. */
     return code == OK ? check_shards(m, dir, err) : code;
 }
+
+ErrorCode manifest_check_file(const Manifest *m, size_t file, const char *dir, Error *err) {
+    Checking c = {mem_alloc(BUFFER), 0, 1, UINT64_MAX, 0};
+    ErrorCode code = check_file(&c, &m->files[file], dir, err);
+    free(c.buffer);
+    return code;
+}

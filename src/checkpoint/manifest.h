@@ -59,6 +59,8 @@ ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err);
 /* Verifies every byte of part `rank` of `ranks`. The parts have about as many bytes each and together cover
  * everything. */
 ErrorCode manifest_check_contents(const Manifest *m, const char *dir, int rank, int ranks, Error *err);
+/* Verifies one file. */
+ErrorCode manifest_check_file(const Manifest *m, size_t file, const char *dir, Error *err);
 uint64_t manifest_bytes(const Manifest *m);
 void manifest_free(Manifest *m);
 

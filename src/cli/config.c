@@ -22,7 +22,7 @@ static ErrorCode run_config(const Arguments *args, Error *err) {
     const char *path = args->operand_count ? args->operands[0] : NULL;
     int overrides = args->operand_count ? args->operand_count - 1 : 0;
     ErrorCode code =
-        config_load_either(&c, &set, path, overrides, args->operands + 1, checkpoint_find_model, err);
+        config_load_either(&c, &set, path, overrides, args->operands + 1, checkpoint_find_shape, err);
     if (code == OK) {
         options_write_yaml(&set, &out, !arguments_has(args, "--plain"));
         fwrite(out.data, 1, out.length, stdout);

@@ -44,7 +44,7 @@ static ErrorCode name_caches(Named *n, const Config *c, Error *err) {
 static ErrorCode read_config(Named *n, const char *path, Error *err) {
     Config c;
     OptionSet set;
-    ErrorCode code = config_load_either(&c, &set, path, 0, NULL, checkpoint_find_model, err);
+    ErrorCode code = config_load_either(&c, &set, path, 0, NULL, checkpoint_find_shape, err);
     if (code == OK) code = name_caches(n, &c, err);
     options_free(&set);
     return code == OK ? OK : error_context(err, "nothing was removed");

@@ -483,7 +483,7 @@ static ErrorCode inspect_data(Inspection *n, const DataConfig *c, Error *err) {
 static ErrorCode inspect_config(Inspection *n, const char *path, Error *err) {
     Config c;
     OptionSet set;
-    ErrorCode code = config_load(&c, &set, path, 0, NULL, checkpoint_find_model, err);
+    ErrorCode code = config_load(&c, &set, path, 0, NULL, checkpoint_find_shape, err);
     if (code == OK) code = inspect_data(n, &c.data, err);
     options_free(&set);
     return code;

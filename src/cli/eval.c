@@ -374,7 +374,7 @@ static ErrorCode read_tasks(Job *j, Error *err) {
     const char *path = arguments_flag(j->args, "--tasks"), *samples = arguments_flag(j->args, "--samples");
     if (!path) return OK;
     if (samples && speaks(j)) TRY(file_check_write(samples, err));
-    TRY(config_load(&j->asked, &j->set, path, 0, NULL, checkpoint_find_model, err));
+    TRY(config_load(&j->asked, &j->set, path, 0, NULL, checkpoint_find_shape, err));
     if (j->asked.evaluation.tasks.count > 0) return OK;
     return error_set(err, ERR_CONFIG, "%s: evaluation.tasks is empty: name what to try the model on", path);
 }

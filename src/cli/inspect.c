@@ -212,7 +212,7 @@ static ErrorCode inspect_groups(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
     ErrorCode code = config_load_either(&c, &set, args->operands[0], args->operand_count - 1,
-                                        args->operands + 1, checkpoint_find_model, err);
+                                        args->operands + 1, checkpoint_find_shape, err);
     if (code == OK) code = setup_shape_alone(&c, &set, err);
     if (code == OK) code = print_groups(&c, err);
     options_free(&set);

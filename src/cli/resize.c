@@ -99,7 +99,7 @@ static ErrorCode check_configuration(const Arguments *train, const char *run, co
     for (size_t i = 0; i < count; i++)
         overrides[i] = i < (size_t)given ? train->operands[i + 1] : r->keys.items[i - (size_t)given];
     ErrorCode code =
-        config_load(&c, &set, train->operands[0], (int)count, overrides, checkpoint_find_model, err);
+        config_load(&c, &set, train->operands[0], (int)count, overrides, checkpoint_find_shape, err);
     if (code == OK && !is_same(c.run.dir, run))
         code = error_set(err, ERR_CONFIG,
                          "run.dir is %s now, and the run is going on in %s: it would not go on there",

@@ -146,7 +146,7 @@ static ErrorCode check_member(const Job *job, size_t member, char **run_dir, Err
         words[count + k] = values[k].data;
     }
     ErrorCode code =
-        config_load(&c, &set, job->words[0], (int)(count + keys), words, checkpoint_find_model, err);
+        config_load(&c, &set, job->words[0], (int)(count + keys), words, checkpoint_find_shape, err);
     if (code == OK) code = check_mesh(&c, job->nodes * job->per_node, err);
     if (code == OK) code = check_mesh(&c, job->least_nodes * job->per_node, err);
     if (code == OK && run_dir) *run_dir = mem_strdup(c.run.dir);

@@ -143,7 +143,7 @@ static ErrorCode run_tokenize(const Arguments *args, Error *err) {
     OptionSet set;
     Tokenizer *tokenizer = NULL;
     ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1,
-                                 checkpoint_find_model, err);
+                                 checkpoint_find_shape, err);
     if (code == OK) code = tokenizer_open_as(&tokenizer, c.data.tokenizer, &c.data.tokenizer_keys, err);
     if (code == OK) code = tokenize(args, &c, tokenizer, err);
     tokenizer_free(tokenizer);

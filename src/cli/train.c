@@ -41,7 +41,7 @@ static const Flag flags[] = {
 /* The first operand is the file, the others are overrides. */
 static ErrorCode load(const Arguments *args, Config *c, OptionSet *set, Error *err) {
     return config_load(c, set, args->operands[0], args->operand_count - 1, args->operands + 1,
-                       checkpoint_find_model, err);
+                       checkpoint_find_shape, err);
 }
 
 /* A rank. It does not report errors of its configuration until the ranks have joined: then all learn of them

@@ -256,7 +256,7 @@ static ErrorCode load(const Job *j, int ranks, const char *dir, Config *c, Optio
         words[count++] = flat_mesh[i];
     for (int i = 1; i < j->args->operand_count; i++) words[count++] = j->args->operands[i];
     words[count++] = in;
-    ErrorCode code = config_load_either(c, set, j->run, count, words, checkpoint_find_model, err);
+    ErrorCode code = config_load_either(c, set, j->run, count, words, checkpoint_find_shape, err);
     free(in);
     free(words);
     return code;

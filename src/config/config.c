@@ -224,12 +224,12 @@ static ErrorCode check_lora(const Config *c, const OptionSet *set, Error *err) {
     return OK;
 }
 
-/* `find` is checkpoint_find_model, passed in since config/ is below checkpoint/. The path of a run means its
+/* `find` is checkpoint_find_shape, passed in since config/ is below checkpoint/. The path of a run means its
  * newest checkpoint, so messages name the directory that was found. */
 static ErrorCode take_shape_of_model(Config *c, OptionSet *set, FindModel find, Error *err) {
     char *dir;
     ModelConfig own;
-    TRY(find(c->model.init, &dir, err));
+    TRY(find(c->model.init, c->data.cache_dir, &dir, err));
     char *path = path_join(dir, "config.json");
     ErrorCode code = model_options_take(&c->model, set, path, &own, err);
     if (code == OK) code = model_options_fit(&c->model, set, &own, dir, err);

@@ -124,9 +124,9 @@ extern const OptionSection config_sections[];
 /* options_init with the table of all keys and sections. c must be zeroed. */
 ErrorCode config_set_open(OptionSet *set, Config *c, Error *err);
 
-/* Finds the model directory for model.init. A callback, since checkpoint_find_model is above configuration.
- * The caller frees *dir. */
-typedef ErrorCode (*FindModel)(const char *where, char **dir, Error *err);
+/* Finds a directory with the config.json of model.init. A callback, since checkpoint_find_shape is above
+ * configuration. The caller frees *dir. */
+typedef ErrorCode (*FindModel)(const char *where, const char *cache_dir, char **dir, Error *err);
 
 /* Reads a file (NULL for none), then overrides "section.key=value"; completes and checks across options.
  * vocab_size 0 stays 0 until the tokenizer is known. The caller frees the set with options_free. */

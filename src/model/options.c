@@ -223,8 +223,8 @@ const Option model_options[] = {
          "Biases on the projections of the MLP (gate, up, down)."),
     /* The source of initial weights; no effect once a run has begun. */
     TEXT("model.init", init, "", START,
-         "A Hugging Face directory of a family of model.family, checkpoint or run to take shape and weights "
-         "from; empty means random weights.",
+         "A Hugging Face directory of a family of model.family, checkpoint, run, or URL of a mirrored one to "
+         "take shape and weights from; empty means random weights.",
          ELSEWHERE("model_name_or_path pretrained_model_name_or_path init_from initial_load_path "
                    "initial_load_in_hf init_ckpt_path initial_checkpoint_dir load_checkpoint")),
     CHOICE("model.initialiser", initialiser, "torchtitan", CHOICE_WORDS(INIT_NAMES), START,
@@ -256,3 +256,5 @@ const Option lora_options[] = {
          "of the blocks, attention and MLP.",
          ELSEWHERE("target_modules")),
     TABLE_END};
+
+const char *model_options_init(const ModelOptions *m) { return m->init_found ? m->init_found : m->init; }

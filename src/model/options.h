@@ -12,10 +12,14 @@ typedef struct ModelOptions {
     StringList rope_short_factor, rope_long_factor; /* numbers; shape.rope_scaling follows them */
     char *config;                                   /* a config.json to take the shape from */
     char *init;        /* a Hugging Face directory to start from; empty: random weights */
+    char *init_found;  /* not a key: what init stands for (model_options_init); NULL: init */
     bool keeps_tokens; /* not a key: token ids in init's files are also those of the run's tokenizer */
     int initialiser;   /* InitKind */
     double init_std;
 } ModelOptions;
+
+/* model.init, or where it was found: the URL of one step, later the directory of its copy. */
+const char *model_options_init(const ModelOptions *m);
 
 /* LoRA adapters over a frozen base (model/adapters.h). */
 typedef struct LoraOptions {

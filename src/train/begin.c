@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "checkpoint/fetch.h"
 #include "checkpoint/find.h"
 #include "forecast/describe.h"
 #include "forecast/machine.h"
@@ -191,12 +192,36 @@ static ErrorCode check_init_tokenizer(const Trainer *t, const char *dir, Error *
                      t->c->data.tokenizer, t->c->model.init, dir);
 }
 
+static void take_init(Trainer *t, char *found) {
+    free(t->c->model.init_found);
+    t->c->model.init_found = found;
+}
+
+/* Whatever is read of model.init is of one step, on all ranks, also if its run goes on. */
+static ErrorCode name_init(Trainer *t, Error *err) {
+    char *named;
+    ErrorCode code = checkpoint_name_on_ranks(t->c->model.init, t->c->data.cache_dir, t->comm, &named, err);
+    take_init(t, named);
+    return code == OK ? OK : error_context(err, "model.init");
+}
+
+/* If the weights are needed: a resumed run has its own, except for the base of adapters. */
+static ErrorCode fetch_init(Trainer *t, Error *err) {
+    char *dir;
+    const char *init = model_options_init(&t->c->model);
+    if (!init[0] || (t->found.exists && t->c->lora.rank == 0)) return OK;
+    TRY(checkpoint_find_on_ranks(init, t->c->data.cache_dir, t->comm, &dir, err));
+    take_init(t, dir);
+    return OK;
+}
+
 /* Compares shape and tokenizer with those of model.init before memory is allocated. */
 static ErrorCode check_init(const Trainer *t, Error *err) {
     char *dir;
+    const char *init = model_options_init(&t->c->model);
     TRY(setup_check_init(t->c, err));
-    if (!t->c->model.init[0] || t->found.exists) return OK;
-    TRY(checkpoint_find_model(t->c->model.init, &dir, err));
+    if (!init[0] || t->found.exists || fetch_is_remote(init)) return OK;
+    TRY(checkpoint_find_model(init, &dir, err));
     ErrorCode code = check_init_tokenizer(t, dir, err);
     free(dir);
     return code;
@@ -232,7 +257,7 @@ static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err
 
 /* Finds the weights of model.init on this rank, and hashes a sample of them. The caller frees *dir. */
 static ErrorCode find_weights(const Trainer *t, char **dir, char print[65], Error *err) {
-    TRY(checkpoint_find_model(t->c->model.init, dir, err));
+    TRY(checkpoint_find_model(model_options_init(&t->c->model), dir, err));
     ErrorCode code = state_sample_weights(*dir, print, err);
     if (code == OK) return OK;
     free(*dir);
@@ -265,6 +290,7 @@ static ErrorCode agree_on_copies(Trainer *t, Error *err) {
 /* Order: everything that can be refused is refused before memory is allocated, and memory is allocated before
  * anything is measured. */
 static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
+    TRY(fetch_init(t, err));
     run_enter(t, PHASE_ALLOCATING);
     TOGETHER(t, t->is_rank0 ? check_init(t, err) : OK);
     TOGETHER(t, plan(t, set, err));
@@ -449,6 +475,7 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     gpu_memory_open(&t->gpu_memory, t->comm, &t->device);
     TOGETHER(t, open_directory(t, err));
     TRY(look_for_directory(t, err));
+    TRY(name_init(t, err));
     run_enter(t, PHASE_TOKENIZING);
     /* Rank 0 goes first: the others find in the cache what it has tokenized. */
     TOGETHER(t, t->is_rank0 ? open_data(t, set, err) : OK);

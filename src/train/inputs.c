@@ -101,7 +101,8 @@ static void add_init(Inputs *in, const InputsFrom *from) {
     static const char *const names[] = {"config.json", "generation_config.json", "tokenizer.json",
                                         "tokenizer_config.json"};
     char *dir = NULL;
-    if (!from->c->model.init[0] || checkpoint_find_model(from->c->model.init, &dir, NULL) != OK) return;
+    const char *init = model_options_init(&from->c->model);
+    if (!init[0] || checkpoint_find_shape(init, from->c->data.cache_dir, &dir, NULL) != OK) return;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         add_if_there(in, "model.init", path_join(dir, names[i]));
     add_weights(in, dir, from->init);

@@ -77,7 +77,7 @@ static ErrorCode check(Config *c, OptionSet *set, SavedRun *now, int from, int r
 ErrorCode resize_check(Config *c, OptionSet *set, int from, int ranks, Text *changes, Error *err) {
     SavedRun *now = mem_alloc_array(1, sizeof *now);
     ErrorCode code =
-        config_load_either(&now->config, &now->set, c->run.dir, 0, NULL, checkpoint_find_model, err);
+        config_load_either(&now->config, &now->set, c->run.dir, 0, NULL, checkpoint_find_shape, err);
     if (code == OK) code = check(c, set, now, from, ranks, changes, err);
     options_free(&now->set);
     free(now);

@@ -51,7 +51,7 @@ static ErrorCode make_adapter_config(Saver *s, Error *err) {
     const LoraOptions *lora = &s->c->lora;
     AdapterConfig config = {.rank = lora->rank, .alpha = lora->alpha, .rslora = lora->rslora};
     char *dir;
-    TRY(checkpoint_find_model(s->c->model.init, &dir, err));
+    TRY(checkpoint_find_model(model_options_init(&s->c->model), &dir, err));
     config.base = realpath(dir, NULL);
     if (!config.base) config.base = mem_strdup(dir);
     adapter_config_write(&config, &engine_model(s->engine)->table, &s->config);
@@ -86,7 +86,9 @@ static TokenChanges token_changes(const Config *c, int64_t answer_end) {
 static char *find_base(const Config *c) {
     char *dir = NULL;
     Error ignored = {.message = ""};
-    if (!c->model.keeps_tokens || checkpoint_find_model(c->model.init, &dir, &ignored) != OK) return NULL;
+    const char *init = model_options_init(&c->model);
+    if (!c->model.keeps_tokens || checkpoint_find_shape(init, c->data.cache_dir, &dir, &ignored) != OK)
+        return NULL;
     return dir;
 }
 

@@ -16,6 +16,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "checkpoint/fetch.h"
 #include "checkpoint/find.h"
 #include "checkpoint/modelfiles.h"
 #include "device/cpu/waiting.h"
@@ -209,7 +210,8 @@ static bool keeps_tokens(const Config *c, const Tokenizer *t) {
     char *dir = NULL;
     Tokenizer *own = NULL;
     Error unread = {.message = ""};
-    if (!c->model.init[0] || checkpoint_find_model(c->model.init, &dir, &unread) != OK)
+    const char *init = model_options_init(&c->model);
+    if (!init[0] || checkpoint_find_shape(init, c->data.cache_dir, &dir, &unread) != OK)
         return c->model.init[0];
     bool kept = is_of(dir, c->data.tokenizer) || tokenizer_open(&own, dir, &unread) != OK ||
                 tokenizer_same_ids(own, t);
@@ -272,11 +274,13 @@ ErrorCode setup_shape_planned(Config *c, OptionSet *set, Error *err) {
     return code == ERR_NOINPUT && c->model.shape.vocab_size > 0 ? complete_shape(c, set, err) : code;
 }
 
-/* A resumed run does not need the weights, so it may do without them. */
+/* A resumed run does not need the weights, so it may do without them. The shape of a checkpoint that is not
+ * fetched has come from its config.json (checkpoint_find_shape). */
 ErrorCode setup_check_init(const Config *c, Error *err) {
     char *dir;
-    if (!c->model.init[0]) return OK;
-    ErrorCode code = checkpoint_find_model(c->model.init, &dir, err);
+    const char *init = model_options_init(&c->model);
+    if (!init[0] || fetch_is_remote(init)) return OK;
+    ErrorCode code = checkpoint_find_model(init, &dir, err);
     if (code == OK) {
         code = modelfiles_check_shape(dir, &c->model.shape, err);
         free(dir);

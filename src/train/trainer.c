@@ -462,6 +462,8 @@ static void close_run(Trainer *t) {
     tasks_close(&t->tasks);
     dataset_close(t->data);
     tokenizer_free(t->tokenizer);
+    free(t->c->model.init_found);
+    t->c->model.init_found = NULL;
 }
 
 /* `activity` loses the engine before it is closed, and the saver is closed before the engine, whose tensors

@@ -15,7 +15,7 @@ static ModelConfig shape_of(const char *name, OptionSet *set, Config *c) {
     char path[512];
     Error err = {0};
     snprintf(path, sizeof path, "%s/configs/%s.yaml", WEFT_SOURCE_DIR, name);
-    if (config_load(c, set, path, 0, NULL, checkpoint_find_model, &err) != OK)
+    if (config_load(c, set, path, 0, NULL, checkpoint_find_shape, &err) != OK)
         fail_msg("%s: %s", name, err.message);
     if (c->model.shape.vocab_size == 0) c->model.shape.vocab_size = 4096;
     if (model_config_complete(&c->model.shape, name, &err) != OK) fail_msg("%s: %s", name, err.message);
@@ -64,7 +64,7 @@ static ErrorCode complete_with(const Option *o, double value, Error *err) {
     Text word = {0};
     text_printf(&word, "%s=%s", o->key, o->type == OPT_INT ? "" : text_double(value, number));
     if (o->type == OPT_INT) text_printf(&word, "%lld", (long long)value);
-    if (config_load(&c, &set, NULL, 1, (const char *const[]){word.data}, checkpoint_find_model, err) != OK)
+    if (config_load(&c, &set, NULL, 1, (const char *const[]){word.data}, checkpoint_find_shape, err) != OK)
         fail_msg("%s", err->message);
     if (c.model.shape.vocab_size == 0) c.model.shape.vocab_size = 256;
     ErrorCode code = model_config_complete(&c.model.shape, "model", err);

@@ -41,7 +41,7 @@ static void configure(Planned *p, int count, const char *const *words) {
     const char *all[BASE + 16];
     memcpy(all, base, sizeof base);
     memcpy(all + BASE, words, (size_t)count * sizeof *words);
-    if (config_load(&p->c, &p->set, NULL, BASE + count, all, checkpoint_find_model, &err) != OK)
+    if (config_load(&p->c, &p->set, NULL, BASE + count, all, checkpoint_find_shape, &err) != OK)
         fail_msg("%s", err.message);
     if (model_config_complete(&p->c.model.shape, "model", &err) != OK) fail_msg("%s", err.message);
     /* As choices and splits plan, on any machine. */

@@ -69,7 +69,7 @@ int main(int count, char **words) {
     OptionSet set;
     Error err = {0};
     if (count < 2 || config_load(&c, &set, words[1], count - 2, (const char *const *)(words + 2),
-                                 checkpoint_find_model, &err) != OK) {
+                                 checkpoint_find_shape, &err) != OK) {
         fprintf(stderr, "other_values: %s\n", count < 2 ? "which configuration?" : err.message);
         return 1;
     }
