@@ -319,3 +319,26 @@ ErrorCode fetch_checkpoint(const char *url, const char *cache_dir, char **dir, E
 ErrorCode fetch_description(const char *url, const char *cache_dir, char **dir, Error *err) {
     return fetch(url, cache_dir, false, dir, err);
 }
+
+static ErrorCode check_resumable(const Step *s, Error *err) {
+    if (s->manifest.resumable) return OK;
+    return error_set(err, ERR_DATA, "%s holds weights only: name another step, or start from it (model.init)",
+                     s->url);
+}
+
+ErrorCode fetch_into_run(const char *url, const char *checkpoints, Error *err) {
+    Step s;
+    char *dir = NULL, *cache = path_join(checkpoints, ".fetch");
+    ErrorCode code = file_make_own_dir(checkpoints, err);
+    if (code == OK) code = file_make_own_dir(cache, err);
+    if (code == OK) {
+        code = step_open(&s, url, cache, err);
+        if (code == OK) code = check_resumable(&s, err);
+        if (code == OK) code = take(&s, checkpoints, true, &dir, err);
+        step_close(&s);
+    }
+    if (code == OK) code = file_remove_tree(cache, err);
+    free(dir);
+    free(cache);
+    return code;
+}

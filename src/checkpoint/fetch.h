@@ -31,4 +31,8 @@ ErrorCode fetch_checkpoint(const char *url, const char *cache_dir, char **dir, E
  * files. */
 ErrorCode fetch_description(const char *url, const char *cache_dir, char **dir, Error *err);
 
+/* Fetches into RUN/checkpoints, `checkpoints`, a checkpoint from which a run can resume. The caller holds the
+ * run's lock. An interrupted fetch leaves .fetch there, and the next one goes on with it. */
+ErrorCode fetch_into_run(const char *url, const char *checkpoints, Error *err);
+
 #endif

@@ -29,6 +29,10 @@ const Option checkpoint_options[] = {
          "copy, and training waits. With checkpoint.every 0 there is no copy."),
     TEXT("checkpoint.mirror", checkpoint.mirror, "", NOTHING,
          "s3://BUCKET/PREFIX: copy each checkpoint there while training goes on; empty means none."),
+    TEXT(
+        "checkpoint.restore", checkpoint.restore, "", NOTHING,
+        "URL of a mirrored run or step, s3:// or https://: a run whose directory holds no checkpoint goes on "
+        "from that one; empty means none."),
     /* For models that are published. */
     BOOL("checkpoint.last_weights_only", checkpoint.last_weights_only, "false", NOTHING,
          "The last checkpoint holds no optimizer: smaller, but the run cannot go on from it.",

@@ -230,9 +230,9 @@ static const char *const quiet[] = {
     "run.receipts=true",         "run.overwrite=false",     "metrics.tensorboard=false",
     "metrics.command=[]",        "metrics.all_ranks=false", "metrics.probe=0",
     "metrics.noise_scale=false", "evaluation.tasks=[]",     "checkpoint.mirror=''",
-    "checkpoint.keep_best=''",   "checkpoint.async=false",  "check.replicas_every=0",
-    "data.audit=false",          "metrics.trace=''",        "metrics.profile=false",
-    "check.replay_every=0",      "check.stragglers_every=0"};
+    "checkpoint.restore=''",     "checkpoint.keep_best=''", "checkpoint.async=false",
+    "check.replicas_every=0",    "data.audit=false",        "metrics.trace=''",
+    "metrics.profile=false",     "check.replay_every=0",    "check.stragglers_every=0"};
 static const char *const flat_mesh[] = {"mesh.pp=1", "mesh.dp_replicate=1", "mesh.dp_shard=-1",
                                         "mesh.cp=1", "mesh.tp=1",           "mesh.ep=1"};
 enum { QUIET = sizeof quiet / sizeof *quiet, FLAT = sizeof flat_mesh / sizeof *flat_mesh };

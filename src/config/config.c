@@ -342,6 +342,17 @@ static ErrorCode check_mirror(const char *url, Error *err) {
     return error_context(err, "checkpoint.mirror");
 }
 
+/* One of the two would be ignored. */
+static ErrorCode check_restore(const Config *c, const OptionSet *set, Error *err) {
+    const char *url = c->checkpoint.restore;
+    if (!url[0]) return OK;
+    if (c->run.overwrite)
+        return options_fail(
+            set, "checkpoint.restore", err,
+            "run.overwrite starts at step 0, and this goes on from a checkpoint: leave one out");
+    return location_check_directory(url, err) == OK ? OK : error_context(err, "checkpoint.restore");
+}
+
 /* Called after the configuration is read, when the number of ranks is known. A rank beyond it is an error:
  * the user would wait for its lines in vain. */
 ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
@@ -475,6 +486,7 @@ static ErrorCode complete(Config *c, OptionSet *set, FindModel find, Error *err)
     TRY(check_urls("data.validation", &c->data.validation_sources, err));
     TRY(check_order(c, set, err));
     TRY(check_mirror(c->checkpoint.mirror, err));
+    TRY(check_restore(c, set, err));
     TRY(model_options_read(&c->model, set, err));
     if (c->model.config[0]) TRY(model_options_take(&c->model, set, c->model.config, &(ModelConfig){0}, err));
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, find, err));

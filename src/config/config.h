@@ -57,6 +57,7 @@ typedef struct CheckpointOptions {
     bool async;             /* see config_saves_async */
     bool last_weights_only; /* the last step's checkpoint cannot be resumed */
     char *mirror;           /* s3:// URL that checkpoints are copied to (checkpoint/mirror.h); "": none */
+    char *restore;          /* URL of a mirror to resume from (checkpoint/fetch.h); "": none */
     char *keep_best;        /* name of a figure (train/best.h); "": none */
     double mttf_hours;      /* mean time between failures, for the suggested interval; 0: no suggestion */
 } CheckpointOptions;

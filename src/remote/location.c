@@ -155,12 +155,20 @@ ErrorCode location_check_prefix(Location *l, const char *url, Error *err) {
     return refuse(url, err, "expected s3://BUCKET/PREFIX, without a pattern");
 }
 
-ErrorCode location_check_directory(const char *url, Error *err) {
+static ErrorCode check_directory(const char *url, Error *err) {
     Location l;
     if (has_scheme(url, "s3://")) return location_check_prefix(&l, url, err);
     TRY(location_read(&l, url, err));
     if (!strpbrk(l.path, "*?[]{}")) return OK;
     return refuse(url, err, "expected https://HOST/PATH, without a pattern or a query");
+}
+
+ErrorCode location_check_directory(const char *url, Error *err) {
+    char *bare = mem_strdup(url);
+    for (size_t i = strlen(bare); i > 0 && bare[i - 1] == '/'; i--) bare[i - 1] = '\0';
+    ErrorCode code = check_directory(bare, err);
+    free(bare);
+    return code;
 }
 
 void percent_encode(const char *bytes, size_t length, const char *also, Text *out) {

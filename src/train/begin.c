@@ -383,6 +383,23 @@ static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     return agree_on_config(t->comm, set, err);
 }
 
+/* Rank 0, for all: they see its directory. */
+static ErrorCode restore(const Trainer *t, Error *err) {
+    const char *url = t->c->checkpoint.restore;
+    CheckpointSet there = {0};
+    char *dir;
+    if (!url[0] || t->replay || !t->is_rank0) return OK;
+    TRY(checkpoint_own_directory(t->c->run.dir, &dir, err));
+    ErrorCode code = checkpoint_candidates(&there, dir, err);
+    if (code == OK && there.count == 0) {
+        code = fetch_into_run(url, dir, err);
+        if (code != OK) error_context(err, "checkpoint.restore");
+    }
+    checkpoint_set_free(&there);
+    free(dir);
+    return code;
+}
+
 /* A run with run.overwrite begins from scratch, whatever is there. */
 static ErrorCode find_checkpoint(Trainer *t, Error *err) {
     if (t->replay && *t->replay->checkpoint)
@@ -483,6 +500,7 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     TRY(know_data(t, err));
     TRY(open_tasks(t, err));
     run_enter(t, PHASE_READING);
+    TOGETHER(t, restore(t, err));
     TRY(find_checkpoint(t, err));
     TRY(resolve(t, set, err));
     TRY(open_engine(t, set, err));

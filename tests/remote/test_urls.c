@@ -110,7 +110,7 @@ static void test_directories(void **state) {
     Error err = {0};
     (void)state;
     assert_int_equal(location_check_directory("s3://bucket/runs/one", &err), OK);
-    assert_int_equal(location_check_directory("https://host:8443/runs/one", &err), OK);
+    assert_int_equal(location_check_directory("https://host:8443/runs/one/", &err), OK);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(location_check_directory(bad[i][0], &err), ERR_CONFIG);
         if (!strstr(err.message, bad[i][1])) fail_msg("%s: %s", bad[i][0], err.message);
