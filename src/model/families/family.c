@@ -145,6 +145,12 @@ static ErrorCode check_fields(const ModelConfig *c, const char *where, Error *er
 
 ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
     const Family *f = model_family(c);
+    if (model_is_recurrent(c) && !family_reads(f, KEY_MIXERS))
+        return error_set(
+            err, ERR_CONFIG,
+            "%s: blocks of the family %s have attention, all of them: for other mixers take the family "
+            "recurrent",
+            where, f->model_type);
     TRY(check_fields(c, where, err));
     if (c->sliding_window > 0 && !family_reads(f, KEY_WINDOWS))
         return refuse_field(f, where, "sliding_window", err);
@@ -166,12 +172,6 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
         return refuse_field(f, where, "partial_rotary_factor", err);
     if (c->dense_layers.period > 0 && !family_reads(f, KEY_DENSE) && !family_reads(f, KEY_SPARSE))
         return refuse_field(f, where, "dense_layers", err);
-    if (model_is_recurrent(c) && !family_reads(f, KEY_MIXERS))
-        return error_set(
-            err, ERR_CONFIG,
-            "%s: blocks of the family %s have attention, all of them: for other mixers take the family "
-            "recurrent",
-            where, f->model_type);
     if (!model_is_recurrent(c) && family_reads(f, KEY_MIXERS))
         return error_set(
             err, ERR_CONFIG,
