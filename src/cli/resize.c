@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/host.h"
 #include "checkpoint/find.h"
 #include "cli/cli.h"
 #include "cli/terminal.h"
@@ -29,8 +30,8 @@ static const Flag flags[] = {
 
 /* ERR_UNAVAILABLE: its ranks are somebody else's. */
 static ErrorCode check_launcher(const LaunchRecord *l, const char *run, Error *err) {
-    char host[256] = "";
-    gethostname(host, sizeof host - 1);
+    char host[HOST_NAME_BYTES];
+    host_name(host, sizeof host);
     if (l->process == 0)
         return error_set(
             err, ERR_UNAVAILABLE,

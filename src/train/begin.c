@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/host.h"
 #include "base/log.h"
 #include "checkpoint/fetch.h"
 #include "checkpoint/find.h"
@@ -38,9 +39,9 @@ bool begin_has_notice(const Config *c) {
 
 /* A run that begins with a notice would end after one step, as often as it is started. */
 static ErrorCode refuse_notice(const Trainer *t, Error *err) {
-    char host[256] = "";
+    char host[HOST_NAME_BYTES];
     if (t->replay || !begin_has_notice(t->c)) return OK;
-    gethostname(host, sizeof host - 1);
+    host_name(host, sizeof host);
     return error_set(err, ERR_UNAVAILABLE,
                      "%s is there on host %s (run.notice_file): the machine is to be taken away; start the "
                      "run on others, or remove the file if it is old",

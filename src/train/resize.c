@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/host.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -181,8 +182,8 @@ static ErrorCode own_words(StringList *words, Error *err) {
 
 static void put_record(const StringList *words, const char *directory, int ranks, Text *out) {
     JsonWriter w;
-    char host[256] = "";
-    gethostname(host, sizeof host - 1);
+    char host[HOST_NAME_BYTES];
+    host_name(host, sizeof host);
     json_start(&w, out, 0);
     json_begin_object(&w);
     json_put_int(&w, "process", lead_of_environment());

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/host.h"
 #include "base/log.h"
 #include "base/signals.h"
 #include "comm/launch.h"
@@ -142,9 +143,9 @@ static ErrorCode watch_memory(Trainer *t, uint64_t any, bool looks, Error *err) 
 
 /* One rank of each machine looks. Warns once: a run whose machine has been announced ends after this step. */
 static bool sees_notice(const Trainer *t) {
-    char host[256] = "";
+    char host[HOST_NAME_BYTES];
     if (comm_local_rank(t->comm) > 0 || !begin_has_notice(t->c)) return false;
-    gethostname(host, sizeof host - 1);
+    host_name(host, sizeof host);
     log_warn("step %lld: %s is there on host %s (run.notice_file): the run saves after this step, and ends",
              (long long)t->state.step + 1, t->c->run.notice_file, host);
     return true;
