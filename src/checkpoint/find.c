@@ -90,14 +90,6 @@ ErrorCode checkpoint_find_shape(const char *where, const char *cache_dir, char *
     return refuse_adapter(where, dir, err);
 }
 
-/* A text of rank 0, on all ranks. */
-static ErrorCode send_text(Comm *comm, char **text, Error *err) {
-    int64_t length = *text ? (int64_t)strlen(*text) : 0;
-    TRY(comm_broadcast(comm, &length, sizeof length, 0, err));
-    if (comm_rank(comm) != 0) *text = mem_alloc((size_t)length + 1);
-    return comm_broadcast(comm, *text, (size_t)length, 0, err);
-}
-
 /* One rank of each machine fetches; the others then find the copy. */
 static ErrorCode fetch_on_ranks(const char *step, const char *cache_dir, Comm *comm, char **dir, Error *err) {
     bool first = comm_local_rank(comm) == 0;
@@ -107,14 +99,17 @@ static ErrorCode fetch_on_ranks(const char *step, const char *cache_dir, Comm *c
 
 ErrorCode checkpoint_name_on_ranks(const char *where, const char *cache_dir, Comm *comm, char **named,
                                    Error *err) {
+    char *found = NULL;
     *named = NULL;
     if (!fetch_is_remote(where)) {
         *named = mem_strdup(where);
         return OK;
     }
-    ErrorCode code = comm_rank(comm) == 0 ? fetch_name_step(where, cache_dir, named, err) : OK;
-    TRY(comm_agree(comm, code, err));
-    return send_text(comm, named, err);
+    ErrorCode code = comm_rank(comm) == 0 ? fetch_name_step(where, cache_dir, &found, err) : OK;
+    code = comm_agree(comm, code, err);
+    if (code == OK) code = comm_broadcast_text(comm, found, named, err);
+    free(found);
+    return code;
 }
 
 ErrorCode checkpoint_find_on_ranks(const char *where, const char *cache_dir, Comm *comm, char **dir,

@@ -19,7 +19,7 @@ ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err);
  * not fetched. */
 ErrorCode checkpoint_find_shape(const char *where, const char *cache_dir, char **dir, Error *err);
 /* All ranks: `where` itself; for the URL of a run that of its newest checkpoint, as rank 0 finds it. The
- * caller frees *named, also after a failure. */
+ * caller frees *named; NULL after a failure. */
 ErrorCode checkpoint_name_on_ranks(const char *where, const char *cache_dir, Comm *comm, char **named,
                                    Error *err);
 /* All ranks, before each of them calls the above for *dir: `where` itself; for a URL the copy of that

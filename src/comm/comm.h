@@ -198,6 +198,8 @@ ErrorCode comm_combine(Comm *c, void *record, size_t bytes, void (*combine)(void
 void comm_add_int64(void *into, const void *from);
 void comm_add_double(void *into, const void *from);
 ErrorCode comm_broadcast(Comm *c, void *data, size_t bytes, int root, Error *err);
+/* *first is rank 0's text, which the caller frees; NULL after a failure. Other ranks may have no text. */
+ErrorCode comm_broadcast_text(Comm *c, const char *mine, char **first, Error *err);
 /* On rank 0, *all is the data of all ranks, concatenated (the caller frees it), and lengths[p] the bytes of
  * rank p. On other ranks *all is NULL and lengths is not touched. */
 ErrorCode comm_gather(Comm *c, const void *mine, size_t bytes, char **all, size_t *lengths /* [comm_size] */,

@@ -148,6 +148,19 @@ ErrorCode comm_broadcast(Comm *c, void *data, size_t bytes, int root, Error *err
     return OK;
 }
 
+ErrorCode comm_broadcast_text(Comm *c, const char *mine, char **first, Error *err) {
+    int64_t length = c->rank == 0 ? (int64_t)strlen(mine) : 0;
+    *first = NULL;
+    TRY(comm_broadcast(c, &length, sizeof length, 0, err));
+    char *text = mem_alloc((size_t)length + 1);
+    if (c->rank == 0) memcpy(text, mine, (size_t)length);
+    ErrorCode code = comm_broadcast(c, text, (size_t)length, 0, err);
+    text[length] = '\0';
+    if (code == OK) *first = text;
+    if (code != OK) free(text);
+    return code;
+}
+
 /* Rank 0's side. First all lengths, for one allocation, then all pieces, in the order of ranks. */
 static ErrorCode collect(Comm *c, uint64_t sequence, const void *mine, size_t bytes, char **all,
                          size_t *lengths, Error *err) {

@@ -155,22 +155,10 @@ static void combine_hashes(void *into, const void *from) {
 /* SHA-256: texts with equal hashes are not compared again. */
 static void hash_text(const char *text, char out[65]) { sha256_of(text, strlen(text), out); }
 
-/* Returns rank 0's text, which the caller frees. */
-static ErrorCode text_of_first(Comm *comm, const char *mine, char **first, Error *err) {
-    int64_t length = (int64_t)strlen(mine);
-    TRY(comm_broadcast(comm, &length, sizeof length, 0, err));
-    *first = mem_alloc((size_t)length + 1);
-    if (comm_rank(comm) == 0) memcpy(*first, mine, (size_t)length);
-    ErrorCode code = comm_broadcast(comm, *first, (size_t)length, 0, err);
-    (*first)[length] = 0;
-    if (code != OK) free(*first);
-    return code;
-}
-
 /* Adds a difference to the report. */
 static ErrorCode compare_text(Comm *comm, const char *name, const char *mine, Report *report, Error *err) {
     char *first;
-    TRY(text_of_first(comm, mine, &first, err));
+    TRY(comm_broadcast_text(comm, mine, &first, err));
     if (strcmp(mine, first) != 0) add_report(report, name, mine, first);
     free(first);
     return OK;
@@ -192,7 +180,7 @@ static ErrorCode compare_sets(Comm *comm, const OptionSet *set, Report *report, 
     Config c = {0};
     OptionSet there = {0};
     options_write_yaml(set, &yaml, false);
-    ErrorCode code = text_of_first(comm, yaml.data, &first, err);
+    ErrorCode code = comm_broadcast_text(comm, yaml.data, &first, err);
     text_free(&yaml);
     TRY(code);
     code = config_set_open(&there, &c, err);
@@ -295,7 +283,7 @@ static void add_lines(Report *report, char *mine, char *first) {
 static ErrorCode compare_files(Comm *comm, const Text *files, Report *report, Error *err) {
     const char *list = files->length ? files->data : "";
     char *first;
-    TRY(text_of_first(comm, list, &first, err));
+    TRY(comm_broadcast_text(comm, list, &first, err));
     if (strcmp(list, first) != 0) {
         char *mine = mem_strdup(list);
         add_lines(report, mine, first);
@@ -353,7 +341,7 @@ ErrorCode agree_kernels(Comm *comm, const Device *d, char **kernels, Error *err)
     write_kernels(&groups, &all);
     if (groups.count > 1) log_info("kernels of the ranks differ, and so do last bits: %s", all.data);
     free_groups(&groups);
-    if (code == OK) code = text_of_first(comm, all.data, kernels, err);
+    if (code == OK) code = comm_broadcast_text(comm, all.data, kernels, err);
     text_free(&all);
     return code;
 }
