@@ -2,6 +2,7 @@
 #ifndef WEFT_DATA_BATCH_H
 #define WEFT_DATA_BATCH_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct Batch {
@@ -14,5 +15,8 @@ typedef struct Batch {
     int32_t *first_key; /* [T] index in [0, T) of the first token that token t may attend to (cu_seqlens) */
     int64_t valid;      /* targets >= 0 */
 } Batch;
+
+/* Bytes of the four arrays for that many tokens. */
+static inline size_t batch_bytes(int64_t tokens) { return 4 * sizeof(int32_t) * (size_t)tokens; }
 
 #endif

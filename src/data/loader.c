@@ -132,11 +132,9 @@ static ErrorCode check_layout(const LoaderLayout *l, int64_t context, int64_t de
     return OK;
 }
 
-/* Four arrays of 32 bits for each slot. */
 size_t loader_bytes(int64_t tokens, int64_t depth) {
-    size_t each, all;
-    CHECK(size_multiply((size_t)tokens, 4 * sizeof(int32_t), &each) &&
-          size_multiply(each, (size_t)depth + 1, &all));
+    size_t all;
+    CHECK(size_multiply(batch_bytes(tokens), (size_t)depth + 1, &all));
     return all;
 }
 

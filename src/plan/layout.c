@@ -333,9 +333,7 @@ void layout_free(Layout *l) {
     *l = (Layout){0};
 }
 
-size_t layout_batch_bytes(const Layout *l, int64_t context) {
-    return 4 * sizeof(int32_t) * (size_t)(l->sequences * l->microbatches * context);
-}
+int64_t layout_tokens(const Layout *l, int64_t context) { return l->sequences * l->microbatches * context; }
 
 /* Counts all data-parallel ranks; all pipeline ranks see the same samples. */
 int64_t layout_samples(const Layout *l) { return l->sequences * l->microbatches * mesh_dp_degree(&l->mesh); }

@@ -30,8 +30,8 @@ void layout_free(Layout *l);
 bool layout_is_pipeline(const Layout *l); /* more than one pipeline rank */
 /* A run keeps the batches of this many steps at a time on the host (train/read_ahead.h). */
 enum { STEPS_READ_AHEAD = 2 };
-/* Bytes of the batches of a step on one rank: ids, targets, positions and first keys, 32 bits each. */
-size_t layout_batch_bytes(const Layout *l, int64_t context);
+/* Tokens of a step on one data-parallel rank. */
+int64_t layout_tokens(const Layout *l, int64_t context);
 /* Samples of one step, over all data-parallel ranks. */
 int64_t layout_samples(const Layout *l);
 /* Fills FLOPs per token of each unit, [layers + 2]: model_unit_costs for this configuration. */

@@ -38,7 +38,7 @@ AdapterSpec rank_adapters(const Config *c) {
 
 /* Of the steps that are read ahead, and of the loader. */
 static size_t rank_batch_bytes(const Config *c, const Layout *l) {
-    return STEPS_READ_AHEAD * layout_batch_bytes(l, c->train.context) +
+    return STEPS_READ_AHEAD * batch_bytes(layout_tokens(l, c->train.context)) +
            loader_bytes(l->sequences * c->train.context, c->data.prefetch);
 }
 

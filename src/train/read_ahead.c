@@ -60,7 +60,7 @@ ErrorCode read_ahead_open(ReadAhead *f, const Config *c, const Layout *l, int dp
                      .fetched_samples = from->sample,
                      .left = c->train.steps - from->step};
     int64_t row = f->sequences * c->train.context, own = f->sequences * f->most;
-    f->memory = mem_alloc(STEPS_READ_AHEAD * layout_batch_bytes(l, c->train.context));
+    f->memory = mem_alloc(STEPS_READ_AHEAD * batch_bytes(layout_tokens(l, c->train.context)));
     for (int i = 0; i < STEPS_READ_AHEAD; i++)
         f->both[i].batches = lay_out(f, row, f->memory + i * 4 * own * c->train.context);
     if (c->data.audit) f->used = mem_alloc_array((size_t)own, sizeof *f->used);
