@@ -5,12 +5,9 @@
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
-command -v python3 >/dev/null || { echo "skipped: no python3 (apt-get install python3)"; exit 77; }
-"$weft" --version | grep -q libcurl || { echo "skipped: built without libcurl (apt-get install libcurl4-openssl-dev libexpat1-dev)"; exit 77; }
+. "$(dirname "$script")/../support/object_store.sh"
 kills=${KILLS:-6}
 RANDOM=${SEED:-1}
-export HOME=$directory AWS_ACCESS_KEY_ID=AKIDEXAMPLE AWS_SECRET_ACCESS_KEY=secret
-unset AWS_SESSION_TOKEN AWS_PROFILE AWS_REGION AWS_DEFAULT_REGION AWS_ENDPOINT_URL_S3 AWS_CONFIG_FILE AWS_SHARED_CREDENTIALS_FILE http_proxy
 
 # ---- the same kind of data in each place: text, JSON lines in gzip, token ids ----
 mkdir -p s3/data
@@ -30,10 +27,8 @@ head = str({"descr": "<u2", "fortran_order": False, "shape": (len(ids),)}).encod
 head += b" " * (-(len(head) + 11) % 64) + b"\n"
 sys.stdout.buffer.write(b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head + ids.tobytes())' >s3/data/8.npy
 
-python3 "$WEFT_SOURCE_DIR/tests/support/remote_server.py" s3 s3.port --keys "$AWS_ACCESS_KEY_ID" "$AWS_SECRET_ACCESS_KEY" 2>s3.err &
-await test -s s3.port || { cat s3.err; exit 1; }
-export AWS_ENDPOINT_URL=http://127.0.0.1:$(cat s3.port)
-slow() { echo "1000000 /data/ slow 0.002" >s3.faults; } # 8 MB/s for each connection
+start_store
+slow() { faults "1000000 /data/ slow 0.002"; } # 8 MB/s for each connection
 
 cat >run.yaml <<END
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 1, num_attention_heads: 4}
