@@ -79,6 +79,12 @@ bool options_is_set(const OptionSet *set, const char *key) {
     return set->sources[i].origin == ORIGIN_GIVEN;
 }
 
+const char *options_where(const OptionSet *set, const char *key) {
+    size_t i = find_option(set, key);
+    CHECK(i != SIZE_MAX);
+    return set->sources[i].where;
+}
+
 void options_write_value(const OptionSet *set, const char *key, Text *out) {
     size_t i = find_option(set, key);
     CHECK(i != SIZE_MAX);

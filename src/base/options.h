@@ -132,6 +132,8 @@ bool options_rename(const OptionSet *set, const char *name, Text *key);
 /* weft's key or section for another program's name, or NULL. */
 const char *options_synonym(const OptionSet *set, const char *name);
 bool options_is_set(const OptionSet *set, const char *key); /* given by a file or the command line */
+/* OptionSource.where; valid until the value is set again. */
+const char *options_where(const OptionSet *set, const char *key);
 /* Writes one value on a line, like options_write_yaml; `key` must be in the table. */
 void options_write_value(const OptionSet *set, const char *key, Text *out);
 /* Calls `differs` for every key whose values differ between two sets of one table. */

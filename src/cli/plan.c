@@ -304,14 +304,13 @@ static double limit_of(const Request *q, const Config *c) {
 
 /* Why train.gradient_sync: auto was settled so. The plan's memory limit may not be the run's; if that makes a
  * difference, the reason names the key with which a run does the same. */
-static ErrorCode explain_sync(Request *q, const Config *settled, Error *err) {
-    SyncChoice choice, of_run;
+static ErrorCode explain_sync(Request *q, const Config *settled, const OptionSet *set, Error *err) {
+    SyncChoice of_run;
     Config open = *settled;
     open.train.gradient_sync = SYNC_AUTO;
-    TRY(sync_choose(&open, (int)q->ranks, q->memory, &choice, err));
     TRY(sync_choose(&open, (int)q->ranks, fit_limit(&open), &of_run, err));
-    int at = snprintf(q->sync, sizeof q->sync, "%s", choice.why);
-    if (of_run.sync != choice.sync)
+    int at = snprintf(q->sync, sizeof q->sync, "%s", options_where(set, "train.gradient_sync"));
+    if ((int)of_run.sync != settled->train.gradient_sync)
         snprintf(q->sync + at, sizeof q->sync - (size_t)at, "; a run takes it with pipeline.memory_gib=%.4g",
                  q->memory / GIB);
     return OK;
@@ -324,7 +323,7 @@ static ErrorCode plan(const Arguments *args, Request *q, Config *c, OptionSet *s
     TRY(setup_compute(c, set, d->native_bf16, err));
     if (arguments_has(args, "--compare")) return compare(args, q, c, d, err);
     TRY(setup_settle(c, set, (int)q->ranks, NULL, q->memory, err));
-    if (open) TRY(explain_sync(q, c, err));
+    if (open) TRY(explain_sync(q, c, set, err));
     TRY(setup_check_init(c, err));
     return describe(args, q, c, d, err);
 }

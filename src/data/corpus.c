@@ -146,10 +146,11 @@ static ErrorCode recognise_array(CorpusReader *r, Error *err) {
     return OK;
 }
 
-/* A source that states its format means it, and one that asks for bytes takes any. */
-static bool doubts_form(const CorpusFile *file) {
-    return file->format == FORMAT_AUTO && file->encoding != ENCODING_BYTES;
+bool corpus_doubts_form(SourceFormat format, TextEncoding encoding) {
+    return format == FORMAT_AUTO && encoding != ENCODING_BYTES;
 }
+
+static bool doubts_form(const CorpusFile *file) { return corpus_doubts_form(file->format, file->encoding); }
 
 static ErrorCode recognise_form(CorpusReader *r, Error *err) {
     TextHead head = {.path = r->file->path};

@@ -56,6 +56,9 @@ bool corpus_has_rows(const CorpusFile *file);       /* it is a Parquet file */
 /* Whether the source leaves out a document with so much text. */
 bool corpus_is_short(const CorpusFile *file, uint64_t bytes);
 bool corpus_is_long(const CorpusFile *file, uint64_t bytes);
+/* Whether JSON in a text file is refused, and markup warned of: a source that states its format means it, and
+ * one that asks for bytes takes any. */
+bool corpus_doubts_form(SourceFormat format, TextEncoding encoding);
 bool corpus_has_lines(SourceFormat format); /* of JSON, each of which may be broken by itself */
 /* For estimates of size: whether the name ends as those of compressed files do. */
 bool corpus_named_compressed(const char *path);

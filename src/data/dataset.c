@@ -460,7 +460,7 @@ static ErrorCode list_files(Dataset *d, const DataConfig *c, const DataSource *s
     s->min_bytes = spec->min_bytes;
     s->max_bytes = spec->max_bytes;
     s->chat = spec->format == FORMAT_CHAT;
-    s->any_form = spec->format != FORMAT_AUTO || spec->encoding == ENCODING_BYTES;
+    s->any_form = !corpus_doubts_form((SourceFormat)spec->format, (TextEncoding)spec->encoding);
     if (url_is(spec->path) && !file_exists(spec->path))
         TRY(list_remote(d, c, spec->path, s, err));
     else

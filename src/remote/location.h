@@ -21,8 +21,8 @@ ErrorCode location_read(Location *l, const char *url, Error *err);
 /* The same for one that may have braces; also checks these. */
 ErrorCode location_check(const char *url, Error *err);
 /* s3://BUCKET/PREFIX, without patterns. */
-ErrorCode location_check_prefix(Location *l, const char *url,
-                                Error *err); /* s3://BUCKET/PREFIX or https://HOST/PATH, without patterns. */
+ErrorCode location_check_prefix(Location *l, const char *url, Error *err);
+/* s3://BUCKET/PREFIX or https://HOST/PATH, without patterns; slashes at the end are passed over. */
 ErrorCode location_check_directory(const char *url, Error *err);
 /* Whether the host of any URL is a loopback address. */
 bool location_is_loopback(const char *url);

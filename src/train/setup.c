@@ -39,10 +39,10 @@ static int local_cores(const Comm *comm) {
     return known > 0 ? known : device_cpu_cores();
 }
 
+static bool set_waiting; /* by setup_before_ranks, not by the user */
+
 /* With "passive", threads sleep while they wait. A value that the user has set stays. It is for the ranks,
  * which inherit the environment: OpenMP in this process has read its own already. */
-static bool set_waiting;
-
 void setup_before_ranks(const Config *c, int ranks) {
     if (getenv(WAITING) || !too_many_threads(c, ranks, device_cpu_cores())) return;
     set_waiting = setenv(WAITING, "passive", 1) == 0;
