@@ -12,7 +12,7 @@ packages() {
     build) echo gcc libc6-dev make cmake pkg-config libdnnl-dev libyaml-dev libcjson-dev libpcre2-dev libzstd-dev \
         zlib1g-dev libsnappy-dev liblz4-dev libxxhash-dev libssl-dev libutf8proc-dev libmicrohttpd-dev \
         libcurl4-openssl-dev libexpat1-dev libopenmpi-dev openmpi-bin ;;
-    test) echo libcmocka-dev g++ python3 openssl ;;
+    test) echo libcmocka-dev g++ python3 openssl procps ;;
     demo) echo bible-kjv bible-kjv-text ;;
     bench) echo python3-venv ;;
     interop) echo python3-venv bible-kjv bible-kjv-text "$(browser)" ;;

@@ -55,7 +55,8 @@ goes_on noticed
 # The other rank, a child of the same mpirun, is found by its parent.
 begin termed
 other=
-for pid in $(pgrep -P "$(ps -o ppid= -p "$(cat termed/lock)")"); do [ "$pid" = "$(cat termed/lock)" ] || other=$pid; done
+mpirun=$(awk '$1 == "PPid:" { print $2 }' "/proc/$(cat termed/lock)/status") # ps pads short numbers with blanks, pgrep refuses those
+for pid in $(pgrep -P "$mpirun"); do [ "$pid" = "$(cat termed/lock)" ] || other=$pid; done
 [ -n "$other" ] || fail "no second rank"
 kill -TERM "$other"
 await took_signals "$other"
