@@ -17,7 +17,7 @@ TEST_JOBS ?= $(shell expr 3 \* $(JOBS))
 test series bench soak interop: export WITH_TESTS = yes
 tests_option = $(if $(WITH_TESTS),-DWEFT_TESTS=ON,$(if $(wildcard $(BUILD)/CMakeCache.txt),,-DWEFT_TESTS=OFF))
 
-.PHONY: all build setup demo test series fuzz bench interop soak plan-cases cluster mpich install format format-check clean help
+.PHONY: all build setup demo test series fuzz bench interop soak plan-cases cluster mpich mpi5 install format format-check clean help
 
 all: build
 
@@ -82,6 +82,13 @@ mpich: ## the tests that start ranks, with MPICH in place of Open MPI, in build-
 	@cmake --preset mpich $(CMAKE_FLAGS) >build-mpich/configure.log 2>&1 || { cat build-mpich/configure.log; exit 1; }
 	@cmake --build build-mpich -j $(JOBS)
 	@ctest --preset mpich -j $(TEST_JOBS) $(if $(TESTS),-R '$(TESTS)')
+
+mpi5: ## the same tests with Open MPI 5 from PyPI, by a weft built with the system's Open MPI; TESTS=regex for some
+	@PYTHON=$(PYTHON) tools/setup.sh build test ulfm
+	@mkdir -p build-mpi5
+	@cmake --preset mpi5 $(CMAKE_FLAGS) >build-mpi5/configure.log 2>&1 || { cat build-mpi5/configure.log; exit 1; }
+	@cmake --build build-mpi5 -j $(JOBS)
+	@ctest --preset mpi5 -j $(TEST_JOBS) $(if $(TESTS),-R '$(TESTS)')
 
 install: build ## program, man page, completion, configurations, docs; honours DESTDIR and PREFIX
 	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix $(PREFIX)

@@ -2,7 +2,8 @@
  *
  * Open MPI's mpirun binds ranks to cores and limits ranks to the number of cores, unless told not to: weft
  * manages threads itself, and more ranks than cores are the user's choice. It forwards SIGUSR1 and SIGUSR2,
- * and dies of other signals, which takes two seconds.
+ * and dies of other signals, which takes two seconds. That of Open MPI 5 (PRRTE) is the same in all this, but
+ * each job has files of its own.
  *
  * Hydra (MPICH's mpiexec) does neither. It forwards SIGUSR1, SIGTERM and the first SIGINT, ends the ranks on
  * a second SIGINT, and is killed by SIGUSR2, which it does not forward. It prints on standard output, and may
@@ -28,6 +29,12 @@ static const LauncherKind kinds[] = {
      .sessions = "OMPI_MCA_orte_tmpdir_base",
      .again = SIGUSR2,
      .end = SIGTERM},
+    {.package = "openmpi-bin",
+     .srun = "pmix",
+     .words = {"--oversubscribe", "--bind-to", "none"},
+     .as_root = "--allow-run-as-root",
+     .again = SIGUSR2,
+     .end = SIGTERM},
     {.package = "mpich",
      .srun = "pmi2",
      .words = {"-launcher", "fork", "-rmk", "user", "-print-all-exitcodes"},
@@ -37,7 +44,10 @@ static const LauncherKind kinds[] = {
      .failed = 255},
 };
 
-const LauncherKind *launcher_kind(void) { return &kinds[comm_is_open_mpi() ? 0 : 1]; }
+const LauncherKind *launcher_kind(void) {
+    if (!comm_is_open_mpi()) return &kinds[2];
+    return &kinds[comm_library_version() < 5 ? 0 : 1];
+}
 
 /* ---- Hydra ---- */
 

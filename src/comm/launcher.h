@@ -29,7 +29,7 @@ typedef struct LauncherKind {
     int failed; /* with read_end: its exit status when it failed itself; only then its output is shown */
 } LauncherKind;
 
-/* The launcher of the library that weft was built with. */
+/* The launcher of the MPI library in use. */
 const LauncherKind *launcher_kind(void);
 
 /* Parses the messages of Hydra, MPICH's mpiexec. */

@@ -11,6 +11,7 @@
 #include "comm/launcher_output.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -49,21 +50,31 @@ static bool is_echo(const char *line) {
 
 /* Blocks that repeat at length what weft reports in one line with rank and signal (launch.c). */
 static const char *const repeated[] = {"MPI_ABORT was invoked on rank", "Primary job  terminated normally",
-                                       "exited with non-zero status", "exited on signal"};
+                                       "exited with non-zero status", "exited on signal",
+                                       "calling \"abort\". This may have caused other processes"};
 
 /* Only the first: ranks that mpirun then kills itself are not the cause. */
-static void note_signal(LauncherOutput *c) {
-    const char *at = strstr(c->block.data, "process rank "), *by = strstr(c->block.data, "exited on signal ");
+static void note_signal(LauncherOutput *c, const char *joined) {
+    const char *at = strstr(joined, "process rank "), *by = strstr(joined, "exited on signal ");
     if (!at || !by || c->killed_by) return;
     if (sscanf(at, "process rank %d", &c->killed_rank) != 1 ||
         sscanf(by, "exited on signal %d", &c->killed_by) != 1)
         c->killed_by = 0;
 }
 
-static void judge_block(LauncherOutput *c) {
-    note_signal(c);
+/* Whether the block, once joined to one line, says so: Open MPI 5 wraps its sentences. */
+static bool is_repeated(const char *joined) {
     for (size_t i = 0; i < sizeof repeated / sizeof *repeated; i++)
-        if (strstr(c->block.data, repeated[i])) text_clear(&c->block);
+        if (strstr(joined, repeated[i])) return true;
+    return false;
+}
+
+static void judge_block(LauncherOutput *c) {
+    char *joined = mem_strdup(c->block.data);
+    for (char *at = joined; (at = strchr(at, '\n'));) *at = ' ';
+    note_signal(c, joined);
+    if (is_repeated(joined)) text_clear(&c->block);
+    free(joined);
     pass(&c->block);
 }
 
@@ -83,6 +94,7 @@ static void end_line(LauncherOutput *c) {
 
 void launcher_output_add(LauncherOutput *c, const char *bytes, size_t length) {
     for (size_t i = 0; i < length; i++) {
+        if (!bytes[i]) continue; /* Open MPI 5 adds zero bytes to what it passes on when it ends ranks */
         text_add(&c->line, bytes + i, 1);
         if (bytes[i] != '\n') continue;
         if (c->passing) {

@@ -17,11 +17,13 @@
 #include "comm/facts.h"
 #include "comm/launch.h"
 #include "comm/launcher.h"
+#include "comm/launcher_output.h"
 
 /* In place of src/comm/mpi/facts.c, so that MPICH's launcher is simulated with any library. */
 static char launcher[] = "/tmp/weft-launcher-XXXXXX";
 const char *comm_launcher(void) { return launcher; }
 bool comm_is_open_mpi(void) { return false; }
+int comm_library_version(void) { return 4; }
 char *comm_library_name(char *out, size_t size) {
     snprintf(out, size, "made up");
     return out;
@@ -140,11 +142,78 @@ static void test_untold_ends(void **state) {
     assert_int_equal(launched("twice 0", "signal 9", "", "0").code, ERR_PEER);
 }
 
+/* ---- what Open MPI prints ---- */
+
+#define DASHES "--------------------------------------------------------------------------\n"
+
+/* What passes of these bytes; the caller frees it. *rank and *signal: as in LauncherOutput. */
+static char *passed_bytes(const char *said, size_t length, int *rank, int *signal) {
+    LauncherOutput c = {0};
+    char path[] = "/tmp/weft-said-XXXXXX", *out = calloc(1, 4096);
+    int file = mkstemp(path), before = dup(STDERR_FILENO);
+    assert_true(file >= 0 && before >= 0 && out != NULL);
+    unlink(path);
+    dup2(file, STDERR_FILENO);
+    launcher_output_add(&c, said, length);
+    launcher_output_flush(&c);
+    dup2(before, STDERR_FILENO);
+    close(before);
+    assert_true(pread(file, out, 4095, 0) >= 0);
+    close(file);
+    *rank = c.killed_rank, *signal = c.killed_by;
+    launcher_output_free(&c);
+    return out;
+}
+
+static char *passed(const char *said, int *rank, int *signal) {
+    return passed_bytes(said, strlen(said), rank, signal);
+}
+
+/* Version 5.0 adds zero bytes. */
+static void test_open_mpi_zeros(void **state) {
+    (void)state;
+    static const char said[] = "a line\n\0\0another\n";
+    int rank, signal;
+    char *rest = passed_bytes(said, sizeof said - 1, &rank, &signal);
+    assert_string_equal(rest, "a line\nanother\n");
+    free(rest);
+}
+
+/* The words of versions 4.1 and 5.0, which wraps them. */
+static void test_open_mpi_blocks(void **state) {
+    (void)state;
+    static const char *const killed[] = {
+        DASHES
+        "mpirun noticed that process rank 2 with PID 0 on node vm exited on signal 9 (Killed).\n" DASHES,
+        DASHES "prterun noticed that process rank 2 with PID 4331 on node vm exited on\nsignal 9 "
+               "(Killed).\n" DASHES};
+    int rank, signal;
+    for (int i = 0; i < 2; i++) {
+        char *rest = passed(killed[i], &rank, &signal);
+        assert_string_equal(rest, "");
+        assert_int_equal(rank, 2);
+        assert_int_equal(signal, 9);
+        free(rest);
+    }
+    char *rest = passed(DASHES "prterun has exited due to process rank 1 with PID 0 on node vm calling\n"
+                               "\"abort\". This may have caused other processes in the application to be\n"
+                               "terminated by signals sent by prterun (as reported here).\n" DASHES
+                               "weft: rank 1: a line of its own\n",
+                        &rank, &signal);
+    assert_string_equal(rest, "weft: rank 1: a line of its own\n");
+    assert_int_equal(signal, 0);
+    free(rest);
+    rest = passed(DASHES "There are not enough slots\navailable\n" DASHES, &rank, &signal);
+    assert_string_equal(rest, DASHES "There are not enough slots\navailable\n" DASHES);
+    free(rest);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_codes),        cmocka_unit_test(test_signals),
-        cmocka_unit_test(test_silence),      cmocka_unit_test(test_told_codes),
-        cmocka_unit_test(test_told_at_once), cmocka_unit_test(test_untold_ends)};
+        cmocka_unit_test(test_open_mpi_zeros), cmocka_unit_test(test_open_mpi_blocks),
+        cmocka_unit_test(test_codes),          cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_silence),        cmocka_unit_test(test_told_codes),
+        cmocka_unit_test(test_told_at_once),   cmocka_unit_test(test_untold_ends)};
     const char *rank = getenv("RANK");
     launched_streams();
     if (rank && argc == 3) return end_as(argv[1 + atoi(rank)]);

@@ -23,6 +23,9 @@ mpirun=${WEFT_MPIRUN:-mpirun --allow-run-as-root --oversubscribe --bind-to none}
 launcher=${mpirun%% *}
 # Some things only one launcher can do (src/comm/launcher.c): tests check which one weft was built with.
 is_open_mpi() { "$weft" --version | grep -q '^ranks: Open MPI'; }
+is_open_mpi_5() { "$weft" --version | grep -q '^ranks: Open MPI v5'; }
+# mpirun of Open MPI 5 adds zero bytes to what ranks printed: the output is text all the same.
+grep() { command grep -a "$@"; }
 # names_killed FILE RANK: true if a run's output names the rank that SIGKILL ended. MPICH's launcher then kills the other ranks with the same
 # signal, so there the rank may be one of a list. killed: a pattern for grep that matches both forms.
 killed='\(rank [0-9]*\|one of ranks [0-9, ]*\) was killed by signal 9 (SIGKILL)'
