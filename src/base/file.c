@@ -56,10 +56,11 @@ ErrorCode file_refuse(const char *path, Error *err) {
     int number = errno;
     bool there = stat(path, &info) == 0;
     if (!there && url_is(path))
-        return error_set(err, ERR_NOINPUT,
-                         "%s: URLs are not read here, only in data.sources and data.validation: download "
-                         "the file and give its path",
-                         shown(path, name));
+        return error_set(
+            err, ERR_NOINPUT,
+            "%s: URLs are not read here, only those of data, tasks and checkpoints: download the "
+            "file and give its path",
+            shown(path, name));
     if (there && S_ISDIR(info.st_mode))
         return error_set(err, ERR_NOINPUT, "%s: a directory: name the files in it, as in %s/*.txt",
                          shown(path, name), name);
@@ -411,6 +412,8 @@ bool file_exists(const char *path) {
     struct stat info;
     return stat(path, &info) == 0;
 }
+
+bool file_is_url(const char *path) { return url_is(path) && !file_exists(path); }
 
 bool file_holds(const char *dir, const char *name) {
     char *path = path_join(dir, name);

@@ -73,6 +73,8 @@ ErrorCode file_remove_tree_by(FileUnlink *remove, void *ctx, const char *path, E
 /* Removes the files of a directory whose names match a shell pattern. A missing directory is fine. */
 ErrorCode file_remove_matching(const char *dir, const char *pattern, Error *err);
 bool file_exists(const char *path);
+/* Whether it is a URL, not the path of a file. */
+bool file_is_url(const char *path);
 bool file_holds(const char *dir, const char *name); /* whether `dir` has a file of this name */
 bool file_is_dir(const char *path);
 /* The error for a path from the user that cannot be opened as a file: errno as open(2) left it, what is there

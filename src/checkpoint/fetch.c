@@ -8,7 +8,6 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "base/url.h"
 #include "checkpoint/internal.h"
 #include "checkpoint/manifest.h"
 #include "remote/location.h"
@@ -26,8 +25,6 @@ typedef struct Step {
     char work[WORK_DIGITS + 1]; /* hash of the manifest */
     Manifest manifest;
 } Step;
-
-bool fetch_is_remote(const char *where) { return url_is(where) && !file_exists(where); }
 
 /* ---- which step ---- */
 

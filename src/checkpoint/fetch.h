@@ -18,8 +18,6 @@
 
 #define FETCH_CACHE ".weft-cache" /* CACHE_DIR for verbs without a configuration: data.cache_dir's default */
 
-/* Whether it is a URL, not a path. */
-bool fetch_is_remote(const char *where);
 /* The URL of one step: `url` itself, or the newest of the run that it names. The caller frees *step.
  * ERR_NOINPUT: there is none. */
 ErrorCode fetch_name_step(const char *url, const char *cache_dir, char **step, Error *err);

@@ -36,7 +36,7 @@ ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err) 
 ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err) {
     Checkpoint ckpt;
     CheckpointSet there = {0};
-    if (fetch_is_remote(where)) return fetch_checkpoint(where, FETCH_CACHE, dir, err);
+    if (file_is_url(where)) return fetch_checkpoint(where, FETCH_CACHE, dir, err);
     if (!file_exists(where))
         return error_set(err, ERR_NOINPUT, "%s: no such model, checkpoint or run directory", where);
     if (file_holds(where, "config.json") || adapter_is(where)) {
@@ -85,7 +85,7 @@ ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
 }
 
 ErrorCode checkpoint_find_shape(const char *where, const char *cache_dir, char **dir, Error *err) {
-    if (!fetch_is_remote(where)) return checkpoint_find_model(where, dir, err);
+    if (!file_is_url(where)) return checkpoint_find_model(where, dir, err);
     TRY(fetch_description(where, cache_dir, dir, err));
     return refuse_adapter(where, dir, err);
 }
@@ -101,7 +101,7 @@ ErrorCode checkpoint_name_on_ranks(const char *where, const char *cache_dir, Com
                                    Error *err) {
     char *found = NULL;
     *named = NULL;
-    if (!fetch_is_remote(where)) {
+    if (!file_is_url(where)) {
         *named = mem_strdup(where);
         return OK;
     }
@@ -117,7 +117,7 @@ ErrorCode checkpoint_find_on_ranks(const char *where, const char *cache_dir, Com
     char *named;
     *dir = NULL;
     ErrorCode code = checkpoint_name_on_ranks(where, cache_dir, comm, &named, err);
-    if (code == OK && fetch_is_remote(named)) {
+    if (code == OK && file_is_url(named)) {
         code = fetch_on_ranks(named, cache_dir, comm, dir, err);
         free(named);
     } else {

@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/url.h"
+#include "checkpoint/fetch.h"
 #include "checkpoint/find.h"
 #include "cli/cli.h"
 #include "cli/terminal.h"
@@ -398,22 +399,16 @@ static ErrorCode inspect_remote(Inspection *n, const DataSource *spec, const Dat
     Remote *remote = NULL;
     RemoteFile *files = NULL;
     size_t count = 0;
-    const char *dir = c ? c->cache_dir : ".weft-cache";
-    double limit = c ? c->remote_cache_gib * (double)(1 << 30) : 0;
-    TRY(file_make_dirs(dir, err));
-    ErrorCode code = remote_open(&remote, dir, (uint64_t)limit, err);
-    if (code == OK) code = remote_find(remote, spec->path, &files, &count, err);
-    size_t *which = mem_alloc_array(count + 1, sizeof *which);
+    const char *dir = c ? c->cache_dir : FETCH_CACHE;
+    ErrorCode code = remote_open(&remote, dir, c ? data_remote_limit(c) : 0, err);
+    if (code == OK) code = remote_take(remote, spec->path, &files, &count, err);
     char **indices = mem_alloc_array(count + 1, sizeof *indices);
-    for (size_t i = 0; i < count; i++) which[i] = i;
-    if (code == OK) code = remote_fetch(remote, files[0].name, files, which, count, err);
     if (code == OK && may_have_index(n, spec))
         code = source_fetch_indices(remote, files, count, indices, err);
     for (size_t i = 0; i < count; i++) {
         if (code == OK) inspect_file(n, spec, files[i].name, files[i].path, indices[i]);
         free(indices[i]);
     }
-    free(which);
     free(indices);
     remote_free(files, count);
     remote_close(remote);
@@ -424,7 +419,7 @@ static ErrorCode inspect_remote(Inspection *n, const DataSource *spec, const Dat
 static ErrorCode inspect_source(Inspection *n, const DataSource *spec, const DataConfig *c, Error *err) {
     Paths paths = {0};
     ErrorCode code;
-    if (url_is(spec->path) && !file_exists(spec->path)) return inspect_remote(n, spec, c, err);
+    if (file_is_url(spec->path)) return inspect_remote(n, spec, c, err);
     if (!c && file_is_dir(spec->path))
         code = list_directory(spec->path, &paths, err);
     else

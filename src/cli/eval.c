@@ -24,6 +24,7 @@
 #include "base/signals.h"
 #include "cli/model.h"
 #include "cli/terminal.h"
+#include "checkpoint/fetch.h"
 #include "checkpoint/find.h"
 #include "comm/launch.h"
 #include "engine/evaluate.h"
@@ -169,7 +170,8 @@ static ErrorCode measure(Job *j, Evaluation *out, Error *err) {
                          /* As in training by default. */
                          .add_bos = true,
                          .add_eos = true,
-                         .prefetch = 2};
+                         .prefetch = 2,
+                         .remote_dir = FETCH_CACHE};
     ErrorCode code = comm_agree(j->ranks.comm, format_of(args, &source.format, err), err);
     if (code == OK) code = measure_with(j, &config, out, err);
     free(source.path);
@@ -297,7 +299,7 @@ static void print_tasks(const Arguments *args, const Tasks *tasks, const TaskFig
 static ErrorCode open_tasks(Job *j, Tasks *tasks, Error *err) {
     const OpenModel *m = &j->model;
     Text text = {0};
-    ErrorCode code = tasks_open(tasks, &j->asked.evaluation, m->tokenizer, m->plan.spec.positions, err);
+    ErrorCode code = tasks_open(tasks, &j->asked, m->tokenizer, m->plan.spec.positions, err);
     TRY(comm_agree(m->comm, code, err));
     TRY(tasks_agree(tasks, m->comm, err));
     tasks_describe(tasks, m->plan.spec.positions, &text);

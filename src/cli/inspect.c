@@ -11,7 +11,6 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/fetch.h"
 #include "checkpoint/find.h"
 #include "checkpoint/manifest.h"
 #include "cli/cli.h"
@@ -27,7 +26,7 @@
 static ErrorCode resolve(const char *operand, char **path, Error *err) {
     char *below;
     *path = NULL;
-    if (fetch_is_remote(operand)) return checkpoint_find_weights(operand, path, err);
+    if (file_is_url(operand)) return checkpoint_find_weights(operand, path, err);
     *path = mem_strdup(operand);
     if (!file_is_dir(operand) || file_holds(operand, MANIFEST_FILE) || file_holds(operand, MODEL_FILE) ||
         file_holds(operand, MODEL_INDEX) || file_holds(operand, ADAPTER_FILE))

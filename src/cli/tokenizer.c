@@ -1,6 +1,6 @@
 /* weft tokenizer train | encode | decode.
  *
- *     train     files of text --> words counted, pairs merged --> tokenizer.json (--out)
+ *     train     files of text, by path or URL --> words counted, pairs merged --> tokenizer.json (--out)
  *     encode    text on standard input --> ids on standard output, IDS_PER_LINE a line
  *     decode    ids on standard input --> bytes on standard output
  *
@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "checkpoint/fetch.h"
 #include "cli/cli.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer_train.h"
@@ -70,7 +71,8 @@ static ErrorCode run_train(const Arguments *args, Error *err) {
     TokenizerTrainOptions o = {.vocab_size = (int32_t)vocab,
                                .pattern = arguments_flag(args, "--pattern"),
                                .threads = (int)threads,
-                               .any_bytes = arguments_has(args, "--bytes")};
+                               .any_bytes = arguments_has(args, "--bytes"),
+                               .cache_dir = FETCH_CACHE};
     const char **names = split_names(copy, &o.special_count);
     o.specials = names;
     ErrorCode code = train_and_save(args, &o, out, err);
@@ -95,12 +97,15 @@ static const Flag train_flags[] = {
 const Verb verb_tokenizer_train = {
     .name = "tokenizer train",
     .summary = "train a byte-level BPE tokenizer from text",
-    .synopsis = "FILE... --vocab N --out tokenizer.json",
+    .synopsis = "FILE|URL... --vocab N --out tokenizer.json",
     .details =
         "Counts the words of text and JSON-lines files (.jsonl), plain or compressed (gzip, zstd), and of "
         "Parquet files (.parquet), and merges the most frequent pair of neighbours until the vocabulary is "
         "full. The result is a Hugging Face tokenizer.json, and depends on the text alone.\n\n"
-        "  weft tokenizer train bible.txt --vocab 4096 --out tokenizer.json",
+        "https:// and s3:// URLs, with braces or patterns as in data.sources, are fetched into "
+        ".weft-cache/remote first.\n\n"
+        "  weft tokenizer train bible.txt --vocab 4096 --out tokenizer.json\n"
+        "  weft tokenizer train 's3://bucket/corpus/{00..07}.jsonl.zst' --vocab 65536 --out tokenizer.json",
     .flags = train_flags,
     .min_operands = 1,
     .max_operands = -1,

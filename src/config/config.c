@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/url.h"
 #include "model/families/family.h"
 #include "optimizer/optimizer.h"
 #include "remote/location.h"
@@ -321,12 +320,22 @@ static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Err
 }
 
 /* Before anything is written: a URL with a secret must not get into the run directory. */
-static ErrorCode check_urls(const char *key, const ObjectList *list, Error *err) {
+static ErrorCode check_url(const char *key, const char *path, Error *err) {
+    if (!path || !file_is_url(path) || location_check(path, err) == OK) return OK;
+    return error_context(err, "%s", key);
+}
+
+static ErrorCode check_source_urls(const char *key, const ObjectList *list, Error *err) {
     const DataSource *sources = (const DataSource *)(const void *)list->items;
+    for (size_t i = 0; i < list->count; i++) TRY(check_url(key, sources[i].path, err));
+    return OK;
+}
+
+static ErrorCode check_task_urls(const ObjectList *list, Error *err) {
+    const TaskSource *tasks = (const TaskSource *)(const void *)list->items;
     for (size_t i = 0; i < list->count; i++) {
-        const char *path = sources[i].path;
-        if (!path || !url_is(path) || file_exists(path)) continue;
-        if (location_check(path, err) != OK) return error_context(err, "%s", key);
+        TRY(check_url("evaluation.tasks", tasks[i].path, err));
+        TRY(check_url("evaluation.tasks", tasks[i].examples, err));
     }
     return OK;
 }
@@ -482,8 +491,9 @@ static ErrorCode complete(Config *c, OptionSet *set, FindModel find, Error *err)
     if (c->metrics.command.count > 0 && !*c->metrics.command.items[0])
         return options_fail(set, "metrics.command", err, "expected a program as the first word, found \"\"");
     TRY(check_changes(set, &c->run.allow_changes, err));
-    TRY(check_urls("data.sources", &c->data.sources, err));
-    TRY(check_urls("data.validation", &c->data.validation_sources, err));
+    TRY(check_source_urls("data.sources", &c->data.sources, err));
+    TRY(check_source_urls("data.validation", &c->data.validation_sources, err));
+    TRY(check_task_urls(&c->evaluation.tasks, err));
     TRY(check_order(c, set, err));
     TRY(check_mirror(c->checkpoint.mirror, err));
     TRY(check_restore(c, set, err));

@@ -78,7 +78,8 @@ typedef struct DataConfig {
     char *tokenizer;               /* "bytes", or path of tokenizer.json or of a tiktoken rank file */
     TokenizerKeys tokenizer_keys;
     char *cache_dir;
-    double remote_cache_gib; /* of copies of remote files; 0: no limit */
+    const char *remote_dir;  /* of copies of remote files, in REMOTE_DIR/remote; NULL: cache_dir; no key */
+    double remote_cache_gib; /* of these copies; 0: no limit */
     uint64_t unit_bytes;     /* data/token_units.h; set by tests, no key */
     int weights;             /* MixtureWeights */
     int order;               /* SampleOrder */
@@ -96,6 +97,8 @@ typedef struct DataConfig {
     bool audit;              /* record the samples of each step (observe/audit.h) */
 } DataConfig;
 
+/* Bytes that copies of remote files may take; 0: any number. */
+uint64_t data_remote_limit(const DataConfig *c);
 /* Why data.order: stream does not go with other keys, all of which need the whole of the data; NULL: it
  * does. */
 const char *data_order_conflict(const DataConfig *c);

@@ -441,8 +441,8 @@ static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, 
 }
 
 static ErrorCode list_remote(Dataset *d, const DataConfig *c, const char *url, Source *s, Error *err) {
-    uint64_t limit = (uint64_t)(c->remote_cache_gib * (double)(1 << 30));
-    if (!d->remote) TRY(remote_open(&d->remote, c->cache_dir, limit, err));
+    const char *dir = c->remote_dir ? c->remote_dir : c->cache_dir;
+    if (!d->remote) TRY(remote_open(&d->remote, dir, data_remote_limit(c), err));
     TRY(remote_find(d->remote, url, &s->remote, &s->files, err));
     s->paths = mem_alloc_array(s->files, sizeof *s->paths);
     for (size_t i = 0; i < s->files; i++) s->paths[i] = mem_strdup(s->remote[i].path);
@@ -461,7 +461,7 @@ static ErrorCode list_files(Dataset *d, const DataConfig *c, const DataSource *s
     s->max_bytes = spec->max_bytes;
     s->chat = spec->format == FORMAT_CHAT;
     s->any_form = !corpus_doubts_form((SourceFormat)spec->format, (TextEncoding)spec->encoding);
-    if (url_is(spec->path) && !file_exists(spec->path))
+    if (file_is_url(spec->path))
         TRY(list_remote(d, c, spec->path, s, err));
     else
         TRY(file_glob(spec->path, &s->paths, &s->files, err));

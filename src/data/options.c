@@ -1,7 +1,6 @@
 /* Options of the section `data`, and of the items of its lists and of evaluation.tasks. */
 #include "base/file.h"
 #include "base/option_rows.h"
-#include "base/url.h"
 #include "data/config.h"
 
 /* Items of data.sources and data.validation. By default all weights are 0 and the sources are one corpus; a
@@ -60,8 +59,11 @@ static const Option source_options[] = {
 #define TARGET TaskSource
 const Option task_options[] = {
     /* First, since a plain text in the list means the path. */
-    TEXT("path", path, "", UNKNOWN,
-         "A file of documents, as the data set has them: JSON lines; relative to where weft runs.", REQUIRED),
+    TEXT(
+        "path", path, "", UNKNOWN,
+        "A file of documents, as the data set has them: JSON lines; relative to where weft runs, or https:// "
+        "or s3://.",
+        REQUIRED),
     TEXT("task", task, "auto", UNKNOWN,
          "Kind of the documents (docs/use/tasks.md); auto: the name that the file's name begins with."),
     /* Identifies the task's metrics over all restarts of a run. */
@@ -167,10 +169,14 @@ const Option data_options[] = {
         LOCAL, ELSEWHERE("prefetch_factor prefetch_size")),
     TABLE_END};
 
+uint64_t data_remote_limit(const DataConfig *c) {
+    return (uint64_t)(c->remote_cache_gib * (double)(1 << 30));
+}
+
 static const char *source_conflict(const DataSource *s) {
     if (s->format == FORMAT_CHAT)
         return "format: chat: conversations are packed when all of them are tokenized";
-    if (s->path && url_is(s->path) && !file_exists(s->path))
+    if (s->path && file_is_url(s->path))
         return "remote sources in this version: fetch them first, or use data.order: shuffle";
     return NULL;
 }

@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/url.h"
 #include "data/corpus.h"
 
 /* Questions with their answers, the first `shots` of which precede each question. */
@@ -30,6 +31,7 @@ typedef struct Examples {
 /* State of converting a task to requests. */
 typedef struct TaskBuilder {
     Task *task;
+    const InputCache *cache;
     const Tokenizer *tokenizer;
     int64_t context;
     int32_t prefix, bos; /* prefix: replaces an empty context, -1: not possible; bos: -1: not added */
@@ -270,8 +272,8 @@ static ErrorCode read_documents(TaskBuilder *m, CorpusReader *reader, const Corp
     return count > 0 ? OK : error_set(err, ERR_DATA, "%s: no documents", file->path);
 }
 
-static ErrorCode read_file(TaskBuilder *m, const char *path, bool examples, int64_t most, Error *err) {
-    CorpusFile file = {.path = (char *)(uintptr_t)path, .format = FORMAT_AUTO, .split = SPLIT_FILE};
+static ErrorCode read_copy(TaskBuilder *m, const char *path, bool examples, int64_t most, Error *err) {
+    CorpusFile file = {.path = path, .format = FORMAT_AUTO, .split = SPLIT_FILE};
     TaskQuestion q = {0};
     CorpusReader *reader;
     /* Only TASK_TEXT accepts plain text. */
@@ -283,6 +285,19 @@ static ErrorCode read_file(TaskBuilder *m, const char *path, bool examples, int6
     m->task->form = corpus_doubtful_form(reader);
     corpus_close(reader);
     task_question_free(&q);
+    return code;
+}
+
+static ErrorCode read_file(TaskBuilder *m, const char *path, bool examples, int64_t most, Error *err) {
+    InputFiles inputs;
+    ErrorCode code = input_files_open(&inputs, &path, 1, m->cache, err);
+    const InputFile *file = inputs.items;
+    if (code == OK && inputs.count > 1)
+        code = error_set(err, ERR_CONFIG, "%s: the first of %zu files of this URL: a task is one file",
+                         file->name, inputs.count);
+    else if (code == OK)
+        code = input_file_failed(file, read_copy(m, file->path, examples, most, err), err);
+    input_files_close(&inputs);
     return code;
 }
 
@@ -310,9 +325,12 @@ static void free_builder(TaskBuilder *m) {
 
 /* The file's name without directories, up to its first dot. */
 static char *stem_of(const char *path) {
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    Text shown = {0};
+    url_show(path, &shown);
+    const char *slash = strrchr(shown.data, '/'), *name = slash ? slash + 1 : shown.data;
     char *stem = mem_strdup(name);
     stem[strcspn(stem, ".")] = '\0';
+    text_free(&shown);
     return stem;
 }
 
@@ -371,14 +389,15 @@ static void take_print(Task *t) {
     sha256_hex(digest, t->print);
 }
 
-ErrorCode task_open(Task **task, const TaskSource *source, const Tokenizer *tokenizer, int64_t context,
-                    bool add_bos, Error *err) {
+ErrorCode task_open(Task **task, const TaskSource *source, const InputCache *cache,
+                    const Tokenizer *tokenizer, int64_t context, bool add_bos, Error *err) {
     const TaskFormat *format = NULL;
     ErrorCode code = check_source(source, &format, err);
     Task *t = *task = mem_alloc(sizeof *t);
     *t = (Task){.format = format, .name = task_name(source)};
     int32_t bos = tokenizer_bos(tokenizer), eos = tokenizer_eos(tokenizer);
     TaskBuilder m = {.task = t,
+                     .cache = cache,
                      .tokenizer = tokenizer,
                      .context = context,
                      .prefix = bos >= 0 ? bos : eos,

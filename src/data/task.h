@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #include "data/config.h"
+#include "data/input_files.h"
 #include "data/task_format.h"
 #include "formats/text_form.h"
 #include "tokenizer/tokenizer.h"
@@ -81,11 +82,11 @@ typedef struct TaskFigures {
 ErrorCode task_check(const TaskSource *source, Error *err);
 /* The name of its metrics: the given one, or that of the file up to its first dot. The caller frees it. */
 char *task_name(const TaskSource *source);
-/* Opens a task. `context`: the most tokens that fit into the model at once. add_bos: contexts begin with the
- * BOS, if the tokenizer has one. ERR_NOINPUT, or ERR_DATA with file and line. Keeps no reference to the
- * source. */
-ErrorCode task_open(Task **task, const TaskSource *source, const Tokenizer *tokenizer, int64_t context,
-                    bool add_bos, Error *err);
+/* Opens a task. `cache`: for files that are URLs. `context`: the most tokens that fit into the model at once.
+ * add_bos: contexts begin with the BOS, if the tokenizer has one. ERR_NOINPUT, or ERR_DATA with file and
+ * line. Keeps no reference to the source. */
+ErrorCode task_open(Task **task, const TaskSource *source, const InputCache *cache,
+                    const Tokenizer *tokenizer, int64_t context, bool add_bos, Error *err);
 void task_close(Task *t); /* NULL is fine */
 
 /* Adds up the scores of the requests of each slot. */

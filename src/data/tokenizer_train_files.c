@@ -3,12 +3,13 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "data/corpus.h"
+#include "data/input_files.h"
 #include "tokenizer/tokenizer_train.h"
 
 typedef struct FileDocuments {
-    const char *const *paths;
-    size_t count, next;
-    CorpusFile file; /* the current one */
+    InputFiles inputs;
+    size_t current;  /* index of an input */
+    CorpusFile file; /* that input */
     CorpusReader *reader;
     Text json;              /* text of the current line */
     bool named[TEXT_FORMS]; /* forms that were warned of */
@@ -31,11 +32,22 @@ static ErrorCode next_chunk(FileDocuments *f, const char **text, size_t *length,
 }
 
 /* Of each form once: there may be many files. */
-static void warn_of_form(FileDocuments *f) {
+static void warn_of_form(FileDocuments *f, const InputFile *input) {
     const TextForm *form = corpus_doubtful_form(f->reader);
     if (!form || f->named[text_form_index(form)]) return;
     f->named[text_form_index(form)] = true;
-    log_warn("%s: this is %s: extract its text first if only that is meant", f->file.path, form->name);
+    log_warn("%s: this is %s: extract its text first if only that is meant", input->name, form->name);
+}
+
+/* Of the current file, which is opened first. */
+static ErrorCode read_on(FileDocuments *f, const InputFile *input, const char **text, size_t *length,
+                         Error *err) {
+    if (!f->reader) {
+        f->file.path = input->path;
+        TRY(corpus_open(&f->reader, &f->file, NULL, err));
+        warn_of_form(f, input);
+    }
+    return next_chunk(f, text, length, err);
 }
 
 /* Chunks of a document count as documents: no word crosses the newline after which they are cut
@@ -44,27 +56,25 @@ static ErrorCode next_document(void *context, const char **text, size_t *length,
     FileDocuments *f = context;
     *text = NULL;
     *length = 0;
-    for (;;) {
-        if (f->reader) TRY(next_chunk(f, text, length, err));
+    for (; f->current < f->inputs.count; f->current++) {
+        const InputFile *input = &f->inputs.items[f->current];
+        TRY(input_file_failed(input, read_on(f, input, text, length, err), err));
         if (*text) return OK;
-        if (f->reader) corpus_report(f->reader);
+        corpus_report(f->reader);
         corpus_close(f->reader);
         f->reader = NULL;
-        if (f->next == f->count) return OK;
-        f->file.path = f->paths[f->next++];
-        TRY(corpus_open(&f->reader, &f->file, NULL, err));
-        warn_of_form(f);
     }
+    return OK;
 }
 
 /* Bytes of all files; 0 (unknown) if one is compressed. */
-static ErrorCode total_size(const char *const *paths, size_t count, uint64_t *total, Error *err) {
+static ErrorCode total_size(const InputFiles *inputs, uint64_t *total, Error *err) {
     bool compressed = false;
     *total = 0;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < inputs->count; i++) {
         uint64_t bytes = 0;
-        TRY(file_size(paths[i], &bytes, err));
-        compressed |= corpus_named_compressed(paths[i]);
+        TRY(file_size(inputs->items[i].path, &bytes, err));
+        compressed |= corpus_named_compressed(inputs->items[i].path);
         *total += bytes;
     }
     if (compressed) *total = 0;
@@ -72,19 +82,24 @@ static ErrorCode total_size(const char *const *paths, size_t count, uint64_t *to
 }
 
 /* Files are not split into lines: the words are the same, and reading whole files is faster. */
+static ErrorCode train(Tokenizer **t, const TokenizerTrainOptions *options, FileDocuments *f, Error *err) {
+    TokenizerTrainOptions o = *options;
+    TRY(total_size(&f->inputs, &o.total_bytes, err));
+    return tokenizer_train(t, &o, next_document, f, err);
+}
+
 ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *options, const char *const *paths,
                                 size_t count, const char *key, Error *err) {
     *t = NULL;
-    TokenizerTrainOptions o = *options;
-    TRY(total_size(paths, count, &o.total_bytes, err));
-    FileDocuments f = {.paths = paths,
-                       .count = count,
-                       .file = {.format = FORMAT_AUTO,
+    FileDocuments f = {.file = {.format = FORMAT_AUTO,
                                 .split = SPLIT_FILE,
                                 .key = key,
-                                .encoding = o.any_bytes ? ENCODING_BYTES : ENCODING_UTF8}};
-    ErrorCode code = tokenizer_train(t, &o, next_document, &f, err);
+                                .encoding = options->any_bytes ? ENCODING_BYTES : ENCODING_UTF8}};
+    InputCache cache = {.dir = options->cache_dir};
+    ErrorCode code = input_files_open(&f.inputs, paths, count, &cache, err);
+    if (code == OK) code = train(t, options, &f, err);
     corpus_close(f.reader);
+    input_files_close(&f.inputs);
     text_free(&f.json);
     return code;
 }

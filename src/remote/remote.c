@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "base/url.h"
 #include "remote/internal.h"
 
 enum { MOST_THREADS = 4 };
@@ -145,6 +146,22 @@ ErrorCode remote_fetch(Remote *r, const char *label, RemoteFile *files, const si
     if (!atomic_load(&f.failed)) return OK;
     if (err) *err = f.error;
     return f.error.code;
+}
+
+ErrorCode remote_take(Remote *r, const char *url, RemoteFile **files, size_t *count, Error *err) {
+    Text label = {0};
+    TRY(remote_find(r, url, files, count, err));
+    size_t *which = mem_alloc_array(*count, sizeof *which);
+    for (size_t i = 0; i < *count; i++) which[i] = i;
+    url_show(url, &label);
+    ErrorCode code = remote_fetch(r, label.data, *files, which, *count, err);
+    text_free(&label);
+    free(which);
+    if (code == OK) return OK;
+    remote_free(*files, *count);
+    *files = NULL;
+    *count = 0;
+    return code;
 }
 
 ErrorCode remote_remember(Remote *r, RemoteFile *file, const char sha256[65], Error *err) {

@@ -45,6 +45,8 @@ ErrorCode remote_find_beside(Remote *remote, const RemoteFile *file, const char 
 /* Fetches what is missing of files[which[0, count)]. `label` names them in the progress. */
 ErrorCode remote_fetch(Remote *remote, const char *label, RemoteFile *files, const size_t *which,
                        size_t count, Error *err);
+/* Finds and fetches all files of a URL. Free with remote_free. */
+ErrorCode remote_take(Remote *remote, const char *url, RemoteFile **files, size_t *count, Error *err);
 /* Stores the hash of the copy, so that a later start need not fetch a file whose tokens it has. */
 ErrorCode remote_remember(Remote *remote, RemoteFile *file, const char sha256[65], Error *err);
 /* The whole of a small file, appended. ERR_NOINPUT if it is not there. */

@@ -22,7 +22,9 @@ typedef struct TokenizerTrainOptions {
     int threads;          /* 0: OpenMP's default */
     uint64_t total_bytes; /* of all documents, for the progress bar; 0 when unknown */
     bool quiet;           /* no progress */
-    bool any_bytes;       /* of files: also accept files that are not text */
+    /* of files: */
+    bool any_bytes;        /* also accept files that are not text */
+    const char *cache_dir; /* copies of those from URLs are in CACHE_DIR/remote */
 } TokenizerTrainOptions;
 
 /* Returns the next document; *text = NULL at the end. Called by one thread at a time; the text must stay
@@ -33,8 +35,8 @@ typedef ErrorCode (*DocumentSource)(void *context, const char **text, size_t *le
 ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *options, DocumentSource source,
                           void *context, Error *err);
 
-/* The same over text and JSON-lines files, compressed or not, as data/corpus.h reads them. `key` names
- * the member with the text; NULL is "text". Sets total_bytes itself. */
+/* The same over files of text, JSON lines and Parquet, compressed or not, by path or URL, as data/corpus.h
+ * reads them. `key` names the member with the text; NULL is "text". Sets total_bytes itself. */
 ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *options, const char *const *paths,
                                 size_t count, const char *key, Error *err);
 

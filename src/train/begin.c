@@ -82,7 +82,7 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
 /* Every rank reads the tasks before training begins, so that errors in files are found now. */
 static ErrorCode open_tasks(Trainer *t, Error *err) {
     Text message = {0};
-    TOGETHER(t, tasks_open(&t->tasks, &t->c->evaluation, t->tokenizer, t->c->train.context, err));
+    TOGETHER(t, tasks_open(&t->tasks, t->c, t->tokenizer, t->c->train.context, err));
     TRY(tasks_agree(&t->tasks, t->comm, err));
     tasks_describe(&t->tasks, t->c->train.context, &message);
     if (t->is_rank0 && message.length) log_lines(message.data);
@@ -221,7 +221,7 @@ static ErrorCode check_init(const Trainer *t, Error *err) {
     char *dir;
     const char *init = model_options_init(&t->c->model);
     TRY(setup_check_init(t->c, err));
-    if (!init[0] || t->found.exists || fetch_is_remote(init)) return OK;
+    if (!init[0] || t->found.exists || file_is_url(init)) return OK;
     TRY(checkpoint_find_model(init, &dir, err));
     ErrorCode code = check_init_tokenizer(t, dir, err);
     free(dir);

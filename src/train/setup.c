@@ -16,7 +16,6 @@
 
 #include "base/file.h"
 #include "base/log.h"
-#include "checkpoint/fetch.h"
 #include "checkpoint/find.h"
 #include "checkpoint/modelfiles.h"
 #include "device/cpu/waiting.h"
@@ -279,7 +278,7 @@ ErrorCode setup_shape_planned(Config *c, OptionSet *set, Error *err) {
 ErrorCode setup_check_init(const Config *c, Error *err) {
     char *dir;
     const char *init = model_options_init(&c->model);
-    if (!init[0] || fetch_is_remote(init)) return OK;
+    if (!init[0] || file_is_url(init)) return OK;
     ErrorCode code = checkpoint_find_model(init, &dir, err);
     if (code == OK) {
         code = modelfiles_check_shape(dir, &c->model.shape, err);

@@ -45,13 +45,14 @@ ErrorCode tasks_check(const EvaluationOptions *o, Error *err) {
     return code;
 }
 
-ErrorCode tasks_open(Tasks *t, const EvaluationOptions *o, const Tokenizer *tokenizer, int64_t context,
-                     Error *err) {
+ErrorCode tasks_open(Tasks *t, const Config *c, const Tokenizer *tokenizer, int64_t context, Error *err) {
+    const EvaluationOptions *o = &c->evaluation;
     const TaskSource *sources = (const TaskSource *)(const void *)o->tasks.items;
+    InputCache cache = {c->data.cache_dir, data_remote_limit(&c->data)};
     *t = (Tasks){.items = mem_alloc_array(o->tasks.count + 1, sizeof *t->items)};
     TRY(tasks_check(o, err));
     for (size_t i = 0; i < o->tasks.count; i++) {
-        TRY(task_open(&t->items[i], &sources[i], tokenizer, context, o->add_bos, err));
+        TRY(task_open(&t->items[i], &sources[i], &cache, tokenizer, context, o->add_bos, err));
         t->count++;
     }
     return OK;

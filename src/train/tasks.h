@@ -14,10 +14,9 @@ typedef struct Tasks {
 
 /* ERR_CONFIG for tasks that are wrong whatever their files hold: formats, names. tasks_open calls it too. */
 ErrorCode tasks_check(const EvaluationOptions *o, Error *err);
-/* `context` as in task_open. ERR_CONFIG for invalid names, or if two tasks have the same name. Close it also
- * after a failure. */
-ErrorCode tasks_open(Tasks *t, const EvaluationOptions *o, const Tokenizer *tokenizer, int64_t context,
-                     Error *err);
+/* Fetches tasks that are URLs into data.cache_dir. `context` as in task_open. ERR_CONFIG for invalid names,
+ * or if two tasks have the same name. Close it also after a failure. */
+ErrorCode tasks_open(Tasks *t, const Config *c, const Tokenizer *tokenizer, int64_t context, Error *err);
 void tasks_close(Tasks *t); /* a zeroed one is allowed */
 
 /* Evaluates a task: a score for each choice or text, and the metrics computed from them. All ranks. */

@@ -156,7 +156,7 @@ static Task *open_task(const char *name, const char *text, int64_t context, bool
     TaskSource source = {.path = mem_strdup(files_write(name, text, strlen(text))), .limit = limit};
     Task *t;
     Error err = {0};
-    if (task_open(&t, &source, tokenizer, context, add_bos, &err) != OK) fail_msg("%s", err.message);
+    if (task_open(&t, &source, NULL, tokenizer, context, add_bos, &err) != OK) fail_msg("%s", err.message);
     free(source.path);
     return t;
 }
@@ -205,14 +205,14 @@ static void long_contexts_lose_their_left(void **state) {
     task_close(t);
     TaskSource source = {.path = mem_strdup(files_text("piqa.jsonl", PIQA("g", "a", "0123456789")))};
     Error err = {0};
-    assert_int_equal(task_open(&t, &source, tokenizer, 8, false, &err), ERR_DATA);
+    assert_int_equal(task_open(&t, &source, NULL, tokenizer, 8, false, &err), ERR_DATA);
     assert_non_null(
         strstr(err.message, "piqa.jsonl:1: an answer of 11 tokens does not fit the context of 8"));
     free(source.path);
 }
 
 static ErrorCode open_with(Task **t, const TaskSource *source, Error *err) {
-    return task_open(t, source, tokenizer, 200, false, err);
+    return task_open(t, source, NULL, tokenizer, 200, false, err);
 }
 
 /* From the task's own file: the first ones, except the question and equal ones. From another file: the first
@@ -319,7 +319,7 @@ static void expect_refused(const char *file, const char *text, const char *task,
     Task *t;
     Error err = {0};
     if (text) files_text(file, text);
-    assert_int_equal(task_open(&t, &source, tokenizer, 100, false, &err), code);
+    assert_int_equal(task_open(&t, &source, NULL, tokenizer, 100, false, &err), code);
     assert_null(t);
     if (!strstr(err.message, words)) fail_msg("%s: %s", words, err.message);
     free(source.path);
@@ -337,7 +337,7 @@ static void what_no_text_compresses_to_is_refused(void **state) {
     Error err = {0};
     TaskSource source = {.path = (char *)(uintptr_t)files_zstd("bomb.txt.zst", text, length, SIZE_MAX),
                          .task = (char[]){"text"}};
-    assert_int_equal(task_open(&t, &source, tokenizer, 100, false, &err), ERR_DATA);
+    assert_int_equal(task_open(&t, &source, NULL, tokenizer, 100, false, &err), ERR_DATA);
     assert_non_null(strstr(err.message, "hold more than 64 MiB"));
     free(text);
 }

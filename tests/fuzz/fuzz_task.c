@@ -51,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     TaskSource source = {.path = (char *)(uintptr_t)path,
                          .task = (char *)(uintptr_t)task_formats[data[0] % formats].name};
     fuzz_memory_start();
-    bool good = fuzz_ok(task_open(&t, &source, tokenizer, CONTEXT, data[0] & 128, &err), &err);
+    bool good = fuzz_ok(task_open(&t, &source, NULL, tokenizer, CONTEXT, data[0] & 128, &err), &err);
     fuzz_memory_check(size, PER_BYTE, FIXED);
     if (!good) return 0;
     check_requests(t);

@@ -103,7 +103,7 @@ for url in 'https://user:hunter2@host/a.txt' 'https://host/a.txt?X-Amz-Signature
     expect 78 train run.yaml run.dir=leak "data.sources=['$url']"
     hasnt err hunter2
     [ ! -e leak ] || fail "a run directory was made for $url"
-    expect 66 tokenizer train "$url" --vocab 260 --out t.json
+    expect 78 tokenizer train "$url" --vocab 260 --out t.json
     hasnt err hunter2
 done
 for url in ftp://host/a http://example.org/a.txt https://host/ https://host:99999/a.txt 'https://host/*.txt' 's3://bucket' gs://bucket/a; do

@@ -346,7 +346,8 @@ mkdir folder
 refused 66 "folder: a directory: name the files in it, as in folder/*.txt" tokenize run.yaml 'data.sources=[folder]'
 refused 78 "unknown kind of URL" tokenize run.yaml 'data.sources=["ftp://example.org/a.txt"]'
 refused 78 "for Google Cloud Storage give s3://" tokenize run.yaml 'data.sources=["gs://bucket/*.jsonl"]'
-refused 66 "URLs are not read" tokenizer train https://example.org/a.txt --vocab 260 --out t.json
+refused 78 "for Google Cloud Storage give s3://" tokenizer train gs://bucket/a.txt --vocab 260 --out t.json
+refused 66 "URLs are not read" tokenize run.yaml data.tokenizer=https://example.org/tokenizer.json
 
 # ---- broken lines: the first is an error, or they are skipped, counted, listed and limited ----
 lines() { for ((i = $1; i <= $2; i++)); do echo "{\"text\": \"line $i of many\"}"; done; }
