@@ -1,15 +1,18 @@
 #include "checkpoint/fetch.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "checkpoint/internal.h"
 #include "checkpoint/manifest.h"
+#include "data/cache_use.h"
 #include "remote/location.h"
 #include "remote/remote.h"
 
@@ -20,7 +23,8 @@ typedef struct Step {
     Remote *remote;
     char *url;
     int64_t number;
-    char *text; /* of its manifest */
+    char *path; /* of the copy of its manifest */
+    char *text; /* of the manifest */
     size_t length;
     char work[WORK_DIGITS + 1]; /* hash of the manifest */
     Manifest manifest;
@@ -141,6 +145,7 @@ static ErrorCode find_manifest(Step *s, Error *err) {
         error_context(err, "no committed checkpoint is found");
     else if (code == OK)
         code = read_manifest(s, file, err);
+    if (code == OK) s->path = mem_strdup(file->path);
     remote_free(file, 1);
     char hash[65];
     sha256_of(code == OK ? s->text : "", code == OK ? s->length : 0, hash);
@@ -159,6 +164,7 @@ static ErrorCode step_open(Step *s, const char *url, const char *cache_dir, Erro
 
 static void step_close(Step *s) {
     manifest_free(&s->manifest);
+    free(s->path);
     free(s->text);
     free(s->url);
     remote_close(s->remote);
@@ -294,6 +300,20 @@ static ErrorCode take(const Step *s, const char *home, bool whole, char **dir, E
     return code;
 }
 
+/* What this process holds until its end: a model is read long after it was found. */
+typedef struct Held {
+    CacheUse *use;
+    struct Held *next;
+} Held;
+static Held *held;
+
+static void hold(const char *cache_dir, const char *copy) {
+    Held *h = mem_alloc(sizeof *h);
+    *h = (Held){cache_use_open(cache_dir), held};
+    cache_use_hold(h->use, copy);
+    held = h;
+}
+
 static bool has_whole(const Step *s, const char *home) { return file_holds(home, last_part(s->url)); }
 
 static ErrorCode fetch(const char *url, const char *cache_dir, bool whole, char **dir, Error *err) {
@@ -301,10 +321,21 @@ static ErrorCode fetch(const char *url, const char *cache_dir, bool whole, char 
     Text home = {0};
     *dir = NULL;
     ErrorCode code = step_open(&s, url, cache_dir, err);
-    text_printf(&home, "%s/checkpoints/%s", cache_dir, s.work);
+    text_printf(&home, "%s/" FETCH_COPIES "/%s", cache_dir, s.work);
+    if (code == OK) code = file_make_dirs(cache_dir, err);
+    if (code == OK) hold(cache_dir, s.work);
     if (code == OK) code = file_make_dirs(home.data, err);
     if (code == OK) code = take(&s, home.data, whole || has_whole(&s, home.data), dir, err);
+    if (code == OK) utimensat(AT_FDCWD, home.data, NULL, AT_SYMLINK_NOFOLLOW); /* its last use */
     text_free(&home);
+    step_close(&s);
+    return code;
+}
+
+ErrorCode fetch_name_copies(const char *url, const char *cache_dir, Text *names, Error *err) {
+    Step s;
+    ErrorCode code = step_open(&s, url, cache_dir, err);
+    if (code == OK) text_printf(names, "%s\n%s\n", s.work, s.path);
     step_close(&s);
     return code;
 }

@@ -15,13 +15,19 @@
 #include <stdbool.h>
 
 #include "base/error.h"
+#include "base/text.h"
 
+#define FETCH_COPIES "checkpoints"
 #define FETCH_CACHE ".weft-cache" /* CACHE_DIR for verbs without a configuration: data.cache_dir's default */
 
 /* The URL of one step: `url` itself, or the newest of the run that it names. The caller frees *step.
  * ERR_NOINPUT: there is none. */
 ErrorCode fetch_name_step(const char *url, const char *cache_dir, char **step, Error *err);
-/* Makes sure that the copy is there. One process fetches, others wait. The caller frees *dir. ERR_NOINPUT:
+/* Appends, one per line, the name in CACHE_DIR/FETCH_COPIES of the copy of the step that a URL names, whether
+ * or not it exists, and the path of the copy of its manifest. */
+ErrorCode fetch_name_copies(const char *url, const char *cache_dir, Text *names, Error *err);
+/* Makes sure that the copy is there, and keeps it from being removed (checkpoint/fetch_prune.h) until this
+ * process ends. One process fetches, others wait. The caller frees *dir. ERR_NOINPUT:
  * the URL names no committed checkpoint. */
 ErrorCode fetch_checkpoint(const char *url, const char *cache_dir, char **dir, Error *err);
 

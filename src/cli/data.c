@@ -1,25 +1,29 @@
-/* weft data prune: removes unused token caches.
+/* weft data prune: removes unused token caches, copies of remote files and of mirrored checkpoints.
  *
- * data/cache_prune.c decides what to remove. This file turns operands into directories of caches and into
- * names of caches that a configuration uses, and prints the result. Without --delete nothing is removed. */
+ * data/cache_prune.c, data/copy_prune.c and checkpoint/fetch_prune.c decide what to remove. This file turns
+ * operands into directories of caches and into names of caches and copies that a configuration uses, and
+ * prints the result. Without --delete nothing is removed. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "checkpoint/fetch_prune.h"
+#include "checkpoint/fetch.h"
 #include "checkpoint/find.h"
 #include "cli/cli.h"
 #include "cli/terminal.h"
 #include "config/config.h"
-#include "data/cache_prune.h"
+#include "data/copy_prune.h"
 #include "data/dataset.h"
+#include "data/input_files.h"
 
 /* An operand: a directory of caches, or a configuration, whose caches are kept. */
 typedef struct Named {
     const char *operand;
     char *dir;
-    Text caches; /* names, one per line */
+    Text caches; /* names of caches and copies, or paths that hold these names, one per line */
 } Named;
 
 typedef struct Operands {
@@ -28,6 +32,21 @@ typedef struct Operands {
 } Operands;
 
 /* ---- operands ---- */
+
+static ErrorCode name_tasks(Named *n, const Config *c, Error *err) {
+    const TaskSource *tasks = (const TaskSource *)(const void *)c->evaluation.tasks.items;
+    InputCache cache = {c->data.cache_dir, data_remote_limit(&c->data)};
+    for (size_t i = 0; i < c->evaluation.tasks.count; i++) {
+        TRY(input_files_name(tasks[i].path, &cache, &n->caches, err));
+        if (tasks[i].examples) TRY(input_files_name(tasks[i].examples, &cache, &n->caches, err));
+    }
+    return OK;
+}
+
+static ErrorCode name_model(Named *n, const Config *c, Error *err) {
+    const char *init = model_options_init(&c->model);
+    return file_is_url(init) ? fetch_name_copies(init, c->data.cache_dir, &n->caches, err) : OK;
+}
 
 static ErrorCode name_caches(Named *n, const Config *c, Error *err) {
     Tokenizer *tokenizer = NULL;
@@ -38,7 +57,8 @@ static ErrorCode name_caches(Named *n, const Config *c, Error *err) {
     TRY(tokenizer_open_as(&tokenizer, c->data.tokenizer, &c->data.tokenizer_keys, err));
     ErrorCode code = dataset_name_caches(&c->data, tokenizer, c->train.context, &n->caches, err);
     tokenizer_free(tokenizer);
-    return code;
+    if (code == OK) code = name_tasks(n, c, err);
+    return code == OK ? name_model(n, c, err) : code;
 }
 
 static ErrorCode read_config(Named *n, const char *path, Error *err) {
@@ -104,8 +124,18 @@ static const char *age_of(const CacheEntry *e, char out[32]) {
     return out;
 }
 
-static void describe_verdict(const CacheEntry *e, const CacheRules *rules, Text *out) {
-    const char *kind = e->interrupted ? "an interrupted build" : "";
+/* What data prune looks for. */
+typedef struct Kind {
+    const char *dir, *interrupted; /* below the directory of caches; what an unfinished one is */
+    ErrorCode (*prune)(const char *cache_dir, const CacheRules *rules, CacheList *out, Error *err);
+} Kind;
+
+static const Kind kinds[] = {{"", "an interrupted build", cache_prune},
+                             {"/remote", "an interrupted download", copy_prune},
+                             {"/" FETCH_COPIES, "an interrupted copy", fetch_prune}};
+
+static void describe_verdict(const CacheEntry *e, const Kind *kind, const CacheRules *rules, Text *out) {
+    const char *state = e->interrupted ? kind->interrupted : "";
     switch (e->verdict) {
     case CACHE_GOES: text_printf(out, "%s", rules->remove ? "removed" : "would be removed"); break;
     case CACHE_OPEN: text_puts(out, "kept: open by a process"); break;
@@ -113,24 +143,25 @@ static void describe_verdict(const CacheEntry *e, const CacheRules *rules, Text 
     case CACHE_RECENT: text_puts(out, "kept: used lately"); break;
     case CACHE_FOREIGN:
         text_printf(out, "not touched: %s is nothing that weft wrote", e->foreign);
-        kind = "";
+        state = "";
         break;
     }
-    if (*kind) text_printf(out, "; %s", kind);
+    if (*state) text_printf(out, "; %s", state);
     if (*e->source) text_printf(out, "; of %s", e->source);
     if (e->more_files) text_printf(out, " and %zu more", e->more_files);
     text_puts(out, "\n");
 }
 
-static void describe(const char *dir, const CacheList *list, const CacheRules *rules, Text *out) {
+static void describe(const char *dir, const Kind *kind, const CacheList *list, const CacheRules *rules,
+                     Text *out) {
     char bytes[32], age[32];
     double freed = 0;
     size_t gone = 0;
-    text_printf(out, "%s\n", dir);
+    text_printf(out, "%s%s\n", dir, kind->dir);
     for (size_t i = 0; i < list->count; i++) {
         const CacheEntry *e = &list->items[i];
         text_printf(out, "  %-32s  %10s  %-12s  ", e->name, text_bytes(e->bytes, bytes), age_of(e, age));
-        describe_verdict(e, rules, out);
+        describe_verdict(e, kind, rules, out);
         gone += e->verdict == CACHE_GOES;
         freed += e->verdict == CACHE_GOES ? e->bytes : 0;
     }
@@ -139,18 +170,23 @@ static void describe(const char *dir, const CacheList *list, const CacheRules *r
                 gone && !rules->remove ? "; --delete removes them" : "");
 }
 
-/* Also prints what was removed before a failure. */
-static ErrorCode prune(const char *dir, const CacheRules *rules, Error *err) {
+/* A directory without copies is described by its caches alone. */
+static ErrorCode prune_kind(const char *dir, const Kind *kind, const CacheRules *rules, Error *err) {
     CacheList list;
     Text out = {0};
-    ErrorCode code = cache_prune(dir, rules, &list, err);
-    if (code == OK) {
-        describe(dir, &list, rules, &out);
+    ErrorCode code = kind->prune(dir, rules, &list, err);
+    if (code == OK && (list.count > 0 || !*kind->dir)) {
+        describe(dir, kind, &list, rules, &out);
         terminal_printf("%s", out.data);
     }
     text_free(&out);
     cache_list_free(&list);
     return code;
+}
+
+static ErrorCode prune(const char *dir, const CacheRules *rules, Error *err) {
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) TRY(prune_kind(dir, &kinds[i], rules, err));
+    return OK;
 }
 
 /* All operands are read first: a mistyped one fails before anything is removed. */
@@ -173,17 +209,16 @@ static const Flag flags[] = {
 
 const Verb verb_data_prune = {
     .name = "data prune",
-    .summary = "list token caches that are not needed any more, and remove them",
+    .summary = "list token caches and fetched copies that are not needed any more, and remove them",
     .synopsis = "[CACHE_DIR | CONFIG.yaml | RUN ...]",
     .details =
         "Lists the token caches of a directory (data.cache_dir; default .weft-cache) with their size and "
-        "last "
-        "use, and reports for each whether it would be removed, and why. Caches that a configuration or a "
-        "run "
-        "named here uses stay, and so do those that a process has open, on this host or another. Of the "
-        "others those go that were last used more than 30 days ago (--older-than), and builds that were "
+        "last use, and reports for each whether it would be removed, and why; then, in the same way, the "
+        "copies of files from https:// and s3:// (remote/) and of mirrored checkpoints (checkpoints/). What "
+        "a configuration or a run named here uses stays, and so does what a process has open, on this host "
+        "or another. Of the rest goes what was last used more than 30 days ago (--older-than), and what was "
         "interrupted a day ago. Nothing is removed without --delete. What goes and is wanted again is "
-        "tokenized again.\n\n"
+        "tokenized or fetched again.\n\n"
         "Examples:\n"
         "  weft data prune\n"
         "  weft data prune my.yaml --older-than 0 --delete    all but what my.yaml uses\n"

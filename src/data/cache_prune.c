@@ -115,13 +115,16 @@ static void read_about(const char *dir, CacheEntry *e) {
     free(path);
 }
 
-static CacheVerdict judge(const Look *l, const CacheRules *rules) {
-    CacheEntry *e = l->entry;
+CacheVerdict cache_judge(CacheEntry *e, const CacheRules *rules) {
     if (e->foreign) return CACHE_FOREIGN;
-    if (l->files == record_files) return CACHE_GOES;
     if ((e->user = rules->user(rules->ctx, e->name))) return CACHE_NAMED;
     double days = e->interrupted && rules->days > 1 ? 1 : rules->days;
     return days > 0 && clock_wall() - e->last_use < days * DAY ? CACHE_RECENT : CACHE_GOES;
+}
+
+static CacheVerdict judge(const Look *l, const CacheRules *rules) {
+    bool records = l->files == record_files && !l->entry->foreign;
+    return records ? CACHE_GOES : cache_judge(l->entry, rules);
 }
 
 /* A file that disappeared meanwhile counts as removed. */
@@ -173,17 +176,27 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const CacheEntry *)a)->name, ((const CacheEntry *)b)->name);
 }
 
+CacheEntry *cache_list_add(CacheList *list, const char *name) {
+    if (list->count == list->capacity) {
+        list->capacity = 2 * list->capacity + 16;
+        list->items = mem_grow(list->items, list->capacity * sizeof *list->items);
+    }
+    CacheEntry *e = &list->items[list->count++];
+    *e = (CacheEntry){.name = mem_strdup(name)};
+    return e;
+}
+
+void cache_list_sort(CacheList *list) {
+    if (list->count) qsort(list->items, list->count, sizeof *list->items, by_name);
+}
+
 /* Names of possible caches or records, whether or not they are directories. */
 static void list(DIR *open, CacheList *out) {
     for (struct dirent *entry; (entry = readdir(open));) {
         if (!is_cache_name(entry->d_name) && strcmp(entry->d_name, records_dir) != 0) continue;
-        if (out->count == out->capacity) {
-            out->capacity = 2 * out->capacity + 16;
-            out->items = mem_grow(out->items, out->capacity * sizeof *out->items);
-        }
-        out->items[out->count++] = (CacheEntry){.name = mem_strdup(entry->d_name)};
+        cache_list_add(out, entry->d_name);
     }
-    if (out->count) qsort(out->items, out->count, sizeof *out->items, by_name);
+    cache_list_sort(out);
 }
 
 /* Opens without following symbolic links: a link in place of a cache is somebody's own arrangement. */

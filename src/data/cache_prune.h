@@ -39,6 +39,12 @@ typedef struct CacheList {
     size_t count, capacity;
 } CacheList;
 
+/* Of an entry that nobody has open. */
+CacheVerdict cache_judge(CacheEntry *e, const CacheRules *rules);
+/* Adds an entry of this name, which is returned until the next one is added. */
+CacheEntry *cache_list_add(CacheList *list, const char *name);
+void cache_list_sort(CacheList *list); /* by name */
+
 /* Lists the caches. With rules.remove, all entries with CACHE_GOES have been removed on success. The caller
  * frees the list, also after a failure. */
 ErrorCode cache_prune(const char *cache_dir, const CacheRules *rules, CacheList *out, Error *err);

@@ -1037,7 +1037,14 @@ static void name_part(const Recipe *r, const Source *s, const CorpusFile *files,
     free_units(&c);
 }
 
+/* Copies are in directories of their names. */
+static void name_copies(const Source *s, Text *names) {
+    for (size_t i = 0; s->remote && i < s->files; i++)
+        text_printf(names, "%s\n%s\n", s->paths[i], s->indices[i] ? s->indices[i] : "");
+}
+
 static void name_caches(const Recipe *r, const DataSource *spec, const Source *s, Text *names) {
+    name_copies(s, names);
     CorpusFile *files = corpus_files(r, spec, s);
     choose_part(r, s, files, PART_TRAINING);
     name_part(r, s, files, names);

@@ -51,8 +51,8 @@ void dataset_close(Dataset *d); /* NULL is fine */
 /* Whether training sample k can be drawn without waiting. Where it cannot, this starts tokenizing in the
  * background, whose failure it reports. */
 ErrorCode dataset_ready(const Dataset *d, uint64_t k, bool *ready, Error *err);
-/* Names of the caches that dataset_open would look for, one per line, whether or not they exist. Reads new
- * and changed files to hash them; tokenizes nothing. */
+/* Names of the caches that dataset_open would look for, one per line, whether or not they exist, and paths of
+ * copies of remote files. Reads new and changed files to hash them; tokenizes nothing. */
 ErrorCode dataset_name_caches(const DataConfig *config, const Tokenizer *tokenizer, int64_t context,
                               Text *names, Error *err);
 /* Warns about invalid bytes, bad lines and bad conversations in the sources. Call it on one rank at every

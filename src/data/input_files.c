@@ -32,6 +32,19 @@ ErrorCode input_files_open(InputFiles *f, const char *const *wanted, size_t coun
     return OK;
 }
 
+ErrorCode input_files_name(const char *wanted, const InputCache *cache, Text *paths, Error *err) {
+    Remote *remote;
+    RemoteFile *files;
+    size_t count;
+    if (!file_is_url(wanted)) return OK;
+    TRY(remote_open(&remote, cache->dir, cache->limit, err));
+    ErrorCode code = remote_find(remote, wanted, &files, &count, err);
+    for (size_t i = 0; code == OK && i < count; i++) text_printf(paths, "%s\n", files[i].path);
+    if (code == OK) remote_free(files, count);
+    remote_close(remote);
+    return code;
+}
+
 void input_files_close(InputFiles *f) {
     for (size_t i = 0; i < f->count; i++) {
         free(f->items[i].name);

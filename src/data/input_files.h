@@ -28,6 +28,8 @@ typedef struct InputFiles {
 ErrorCode input_files_open(InputFiles *f, const char *const *wanted, size_t count, const InputCache *cache,
                            Error *err);
 void input_files_close(InputFiles *f);
+/* Appends the paths of the copies of a URL, one per line, whether or not they exist. Nothing for a path. */
+ErrorCode input_files_name(const char *wanted, const InputCache *cache, Text *paths, Error *err);
 /* Names the URL in the error of a reader, which knows only the copy. */
 ErrorCode input_file_failed(const InputFile *file, ErrorCode code, Error *err);
 

@@ -38,29 +38,13 @@ void remote_free(RemoteFile *files, size_t count) {
     free(files);
 }
 
-/* The end of the URL's path as a file name; formats are recognized by it. It begins with no dot, so it is no
- * name of the store. */
-static void add_base_name(const char *name, Text *out) {
-    enum { MOST = 128 };
-    size_t length = strlen(name), from = 0;
-    for (size_t i = 0; i < length; i++)
-        if (name[i] == '/') from = i + 1;
-    if (length - from > MOST) from = length - MOST;
-    if (name[from] == '.' || !name[from]) text_puts(out, "_");
-    for (size_t i = from; i < length; i++) {
-        bool plain = (name[i] >= 'a' && name[i] <= 'z') || (name[i] >= 'A' && name[i] <= 'Z') ||
-                     (name[i] >= '0' && name[i] <= '9') || strchr("._-", name[i]);
-        text_add(out, plain ? &name[i] : "_", 1);
-    }
-}
-
 /* Everything that follows from the URL. */
 static void identify(const Remote *r, RemoteFile *file) {
     Text identity = {0}, base = {0};
     const char *endpoint = r->access.endpoint ? r->access.endpoint : "";
     text_printf(&identity, "%s\n%s", file->url ? file->url : file->name, file->url ? "" : endpoint);
     store_name(identity.data, file->entry);
-    add_base_name(file->name, &base);
+    store_copy_name(file->name, &base);
     file->path = store_path(r->store, file->entry, base.data);
     text_free(&identity);
     text_free(&base);

@@ -70,6 +70,21 @@ void store_name(const char *identity, char out[33]) {
     out[32] = '\0';
 }
 
+/* It begins with no dot, so it is no name of the store. */
+void store_copy_name(const char *name, Text *out) {
+    enum { MOST = 128 };
+    size_t length = strlen(name), from = 0;
+    for (size_t i = 0; i < length; i++)
+        if (name[i] == '/') from = i + 1;
+    if (length - from > MOST) from = length - MOST;
+    if (name[from] == '.' || !name[from]) text_puts(out, "_");
+    for (size_t i = from; i < length; i++) {
+        bool plain = (name[i] >= 'a' && name[i] <= 'z') || (name[i] >= 'A' && name[i] <= 'Z') ||
+                     (name[i] >= '0' && name[i] <= '9') || strchr("._-", name[i]);
+        text_add(out, plain ? &name[i] : "_", 1);
+    }
+}
+
 char *store_path(const RemoteStore *s, const char *entry, const char *name) {
     Text path = {0};
     text_printf(&path, "%s/%s", s->dir, entry);
@@ -231,28 +246,13 @@ char *store_boot(void) {
 
 /* ---- space ---- */
 
-/* A copy, whole or not. */
-typedef struct Copy {
-    char name[33];
-    uint64_t bytes;
-    struct timespec used;
-} Copy;
-
-typedef struct Copies {
-    Copy *items;
-    size_t count, capacity;
-    uint64_t bytes;
-} Copies;
-
 static bool is_entry(const char *name) {
     return strlen(name) == 32 && strspn(name, "0123456789abcdef") == 32;
 }
 
-static bool is_about(const char *name) { return strncmp(name, ABOUT_FILE, strlen(ABOUT_FILE)) == 0; }
+bool store_is_about(const char *name) { return strncmp(name, ABOUT_FILE, strlen(ABOUT_FILE)) == 0; }
 
-/* Calls `each` for the files of an entry. */
-typedef void EachFile(void *ctx, int dir, const char *name, const struct stat *st);
-static void walk(const RemoteStore *s, const char *entry, EachFile *each, void *ctx) {
+void store_walk(const RemoteStore *s, const char *entry, StoredFile *each, void *ctx) {
     char *path = store_path(s, entry, NULL);
     int fd;
     RETRY(fd, open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -267,18 +267,18 @@ static void walk(const RemoteStore *s, const char *entry, EachFile *each, void *
 }
 
 static void measure(void *ctx, int dir, const char *name, const struct stat *st) {
-    Copy *copy = ctx;
+    StoredCopy *copy = ctx;
     (void)dir;
-    if (is_about(name))
+    if (store_is_about(name))
         copy->used = st->st_mtim;
     else
         copy->bytes += (uint64_t)st->st_size;
 }
 
-static void add_copy(const RemoteStore *s, Copies *all, const char *name) {
-    Copy copy = {0};
-    memcpy(copy.name, name, sizeof copy.name);
-    walk(s, name, measure, &copy);
+static void add_copy(const RemoteStore *s, StoredCopies *all, const char *name) {
+    StoredCopy copy = {0};
+    memcpy(copy.entry, name, sizeof copy.entry);
+    store_walk(s, name, measure, &copy);
     if (copy.bytes == 0) return;
     if (all->count == all->capacity) {
         all->capacity = 2 * all->capacity + 64;
@@ -289,13 +289,13 @@ static void add_copy(const RemoteStore *s, Copies *all, const char *name) {
 }
 
 static int by_use(const void *a, const void *b) {
-    const Copy *x = a, *y = b;
+    const StoredCopy *x = a, *y = b;
     if (x->used.tv_sec != y->used.tv_sec) return x->used.tv_sec < y->used.tv_sec ? -1 : 1;
     return (x->used.tv_nsec > y->used.tv_nsec) - (x->used.tv_nsec < y->used.tv_nsec);
 }
 
-static ErrorCode list_copies(const RemoteStore *s, Copies *all, Error *err) {
-    *all = (Copies){0};
+ErrorCode store_list(const RemoteStore *s, StoredCopies *all, Error *err) {
+    *all = (StoredCopies){0};
     DIR *dir = opendir(s->dir);
     if (!dir) return error_errno(err, ERR_IO, "%s: cannot be read", s->dir);
     for (struct dirent *entry; (entry = readdir(dir));)
@@ -308,28 +308,38 @@ static ErrorCode list_copies(const RemoteStore *s, Copies *all, Error *err) {
 static void remove_copy(void *ctx, int dir, const char *name, const struct stat *st) {
     int *failed = ctx;
     (void)st;
-    if (!is_about(name) && unlinkat(dir, name, 0) != 0 && errno != ENOENT && !*failed) *failed = errno;
+    if (!store_is_about(name) && unlinkat(dir, name, 0) != 0 && errno != ENOENT && !*failed) *failed = errno;
 }
 
 ErrorCode store_clear(const RemoteStore *s, const char *entry, Error *err) {
     int failed = 0;
-    walk(s, entry, remove_copy, &failed);
+    store_walk(s, entry, remove_copy, &failed);
     errno = failed;
     return failed ? error_errno(err, ERR_IO, "%s/%s: cannot be removed", s->dir, entry) : OK;
 }
 
+ErrorCode store_claim(RemoteStore *s, const char *entry, bool *claimed, Error *err) {
+    *claimed = s->fd >= 0 && lock_byte(s, entry, BYTE_USE, F_WRLCK) == 0;
+    if (*claimed || (s->fd >= 0 && is_taken())) return OK;
+    if (s->fd < 0) errno = ENOLCK;
+    return error_errno(err, ERR_IO, "%s: cannot be locked, so nothing is removed", s->dir);
+}
+
+void store_disclaim(RemoteStore *s, const char *entry) { lock_byte(s, entry, BYTE_USE, F_UNLCK); }
+
 /* Of an entry that nobody holds. This process would get the lock of what it holds itself. */
-static ErrorCode evict(RemoteStore *s, const Copy *copy, uint64_t *bytes, Error *err) {
-    if (s->fd < 0 || holds(s, copy->name) || lock_byte(s, copy->name, BYTE_USE, F_WRLCK) != 0) return OK;
-    ErrorCode code = store_clear(s, copy->name, err);
-    lock_byte(s, copy->name, BYTE_USE, F_UNLCK);
+static ErrorCode evict(RemoteStore *s, const StoredCopy *copy, uint64_t *bytes, Error *err) {
+    bool claimed;
+    if (holds(s, copy->entry) || store_claim(s, copy->entry, &claimed, NULL) != OK || !claimed) return OK;
+    ErrorCode code = store_clear(s, copy->entry, err);
+    store_disclaim(s, copy->entry);
     if (code == OK) *bytes -= copy->bytes;
     return code;
 }
 
 static ErrorCode check_limit(RemoteStore *s, uint64_t bytes, Error *err) {
-    Copies all;
-    TRY(list_copies(s, &all, err));
+    StoredCopies all;
+    TRY(store_list(s, &all, err));
     ErrorCode code = OK;
     uint64_t kept = all.bytes;
     for (size_t i = 0; code == OK && i < all.count && kept + bytes > s->limit; i++)

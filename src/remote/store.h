@@ -15,8 +15,11 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
+#include <time.h>
 
 #include "base/error.h"
+#include "base/text.h"
 
 typedef struct RemoteStore RemoteStore;
 
@@ -36,6 +39,8 @@ ErrorCode store_open(RemoteStore **store, const char *cache_dir, uint64_t limit,
 void store_close(RemoteStore *s);
 /* Name of the entry of a file from what identifies it. */
 void store_name(const char *identity, char out[33]);
+/* Appends the name of a copy: the end of its URL's path, by which formats are recognized. */
+void store_copy_name(const char *url, Text *out);
 /* Path in an entry; the caller frees it. */
 char *store_path(const RemoteStore *s, const char *entry, const char *name);
 
@@ -52,10 +57,33 @@ void store_about_free(StoredAbout *about);
 /* Identifies this boot of this machine; "" if the system does not tell. */
 char *store_boot(void);
 
+/* A copy, whole or not. */
+typedef struct StoredCopy {
+    char entry[33];
+    uint64_t bytes;
+    struct timespec used;
+} StoredCopy;
+typedef struct StoredCopies {
+    StoredCopy *items; /* [count] the least recently used first */
+    size_t count, capacity;
+    uint64_t bytes;
+} StoredCopies;
+/* The caller frees the items. */
+ErrorCode store_list(const RemoteStore *s, StoredCopies *all, Error *err);
+/* Calls `each` for the regular files of an entry. */
+typedef void StoredFile(void *ctx, int dir, const char *name, const struct stat *st);
+void store_walk(const RemoteStore *s, const char *entry, StoredFile *each, void *ctx);
+/* Whether the file is what is known of an entry, or a leftover of writing that. */
+bool store_is_about(const char *name);
+/* *claimed: no other process holds the entry, and none can until store_disclaim. Not of one that this store
+ * holds. */
+ErrorCode store_claim(RemoteStore *s, const char *entry, bool *claimed, Error *err);
+void store_disclaim(RemoteStore *s, const char *entry);
+
 /* Removes copies, the least recently used first, until `bytes` more fit; an error if they do not fit. Not to
  * be called from several threads. */
 ErrorCode store_make_room(RemoteStore *s, uint64_t bytes, Error *err);
-/* Removes the copy or what there is of it. */
+/* Removes the copy or what there is of it. What is known of it stays. */
 ErrorCode store_clear(const RemoteStore *s, const char *entry, Error *err);
 uint64_t store_limit(const RemoteStore *s);
 
