@@ -5,6 +5,7 @@
  * leave (tests/checkpoint/). Reading has no table, since it changes nothing.
  *
  *     create, open, resize, write   files of a directory that is not yet a checkpoint
+ *     write_behind                  lets the disk work during a save; changes nothing else
  *     sync, close                   makes a file's content durable (fileops_finish)
  *     sync_dir                      makes its name durable
  *     rename, exchange              publishes the checkpoint under its name
@@ -46,6 +47,17 @@ static int system_open(void *ctx, const char *path) {
 static ssize_t system_write(void *ctx, int fd, const void *data, size_t length, uint64_t offset) {
     (void)ctx;
     return pwrite(fd, data, length, (off_t)offset);
+}
+
+/* Otherwise the kernel keeps the pages for some seconds, and the disk is idle until the sync. */
+static int system_write_behind(void *ctx, int fd, uint64_t offset, uint64_t length) {
+    (void)ctx;
+#ifdef SYNC_FILE_RANGE_WRITE
+    return sync_file_range(fd, (off_t)offset, (off_t)length, SYNC_FILE_RANGE_WRITE);
+#else
+    (void)fd, (void)offset, (void)length;
+    return 0;
+#endif
 }
 
 static int system_resize(void *ctx, int fd, uint64_t length) {
@@ -114,6 +126,7 @@ static int system_unlink(void *ctx, int dir, const char *name, int flags) {
 const FileOps file_ops_system = {.create = system_create,
                                  .open = system_open,
                                  .write = system_write,
+                                 .write_behind = system_write_behind,
                                  .resize = system_resize,
                                  .sync = system_sync,
                                  .close = system_close,

@@ -14,6 +14,9 @@ typedef struct FileOps {
     int (*create)(void *ctx, const char *path); /* a new file, for writing; fails if the name is taken */
     int (*open)(void *ctx, const char *path);   /* an existing file, for writing */
     ssize_t (*write)(void *ctx, int fd, const void *data, size_t length, uint64_t offset);
+    /* Begins to write these bytes to the disk and does not wait. Only sync makes them durable, or reports
+     * that they could not be written. */
+    int (*write_behind)(void *ctx, int fd, uint64_t offset, uint64_t length);
     int (*resize)(void *ctx, int fd, uint64_t length);
     int (*sync)(void *ctx, int fd);
     int (*close)(void *ctx, int fd);

@@ -21,6 +21,9 @@
 /* Elements moved at a time: large enough for the full write rate, small compared to any model. */
 #define CHUNK ((size_t)1 << 20)
 
+/* Bytes that the disk begins to write at once; 32 MiB made no clear difference (docs/lab/performance.md). */
+#define BEHIND ((uint64_t)8 << 20)
+
 typedef struct Writer {
     const FileOps *ops;
     const char *path;
@@ -28,6 +31,7 @@ typedef struct Writer {
     int fd;
     XXH3_state_t *hash;
     void *fetched, *converted; /* CHUNK elements of up to 8 bytes */
+    uint64_t from, end;        /* bytes that are written to the file, and not yet begun on the disk */
 } Writer;
 
 /* CHECK: weft made these shapes, from a configuration that was bounded when it was read. */
@@ -174,6 +178,16 @@ static ErrorCode take(Writer *w, const TensorDesc *t, int segment, size_t offset
     return OK;
 }
 
+/* The disk works while the next chunks are copied and hashed, and the sync at the end waits for little. A
+ * failure is ignored: the sync reports what matters. */
+static void write_behind(Writer *w, uint64_t at, uint64_t bytes) {
+    if (at != w->end) w->from = at;
+    w->end = at + bytes;
+    if (w->end - w->from < BEHIND) return;
+    w->ops->write_behind(w->ops->ctx, w->fd, w->from, w->end - w->from);
+    w->from = w->end;
+}
+
 /* `at`: first byte of the tensor in the file. The checksum is computed from the bytes that go to the file, in
  * the same loop: it does not detect wrong conversions or copies before, but any change after. */
 static ErrorCode write_segment(Writer *w, int segment, uint64_t at, uint64_t *sum, Error *err) {
@@ -188,6 +202,7 @@ static ErrorCode write_segment(Writer *w, int segment, uint64_t at, uint64_t *su
         size_t bytes = bytes_of((int64_t)n, t->stored);
         XXH3_64bits_update(w->hash, data, bytes);
         TRY(fileops_write(w->ops, w->fd, w->path, data, bytes, at, err));
+        write_behind(w, at, bytes);
         at += bytes;
     }
     *sum = XXH3_64bits_digest(w->hash);

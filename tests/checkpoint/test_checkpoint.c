@@ -506,6 +506,50 @@ static void steps_left(const char *dir, char out[128]) {
     checkpoint_set_free(&set);
 }
 
+/* One tensor of 20 MiB. */
+enum { WIDE = 5 << 20 };
+
+static ErrorCode fetch_ones(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err) {
+    (void)ctx, (void)index, (void)offset, (void)err;
+    memset(host, 1, bytes);
+    return OK;
+}
+
+static void save_wide(const char *name, Faults *f) {
+    Error err = {.message = ""};
+    TensorDesc wide = {"wide", SAFE_F32, SAFE_F32, 1, {WIDE}};
+    TensorList model = {.count = 1, .tensors = &wide, .fetch = fetch_ones};
+    CheckpointSave save = {.step = 1, .model = &model};
+    FileOps ops = faulty_ops(f);
+    if (checkpoint_save(&ops, files_path(name), &save, NULL, &err) != OK) fail_msg("%s", err.message);
+    char *one = step_dir(files_path(name), 1);
+    if (checkpoint_verify(one, &err) != OK) fail_msg("%s", err.message);
+    free(one);
+}
+
+/* Calls in a trace up to the first one of `name`; -1 if there is none. */
+static int calls_before(const char *trace, const char *name) {
+    const char *at = strstr(trace, name);
+    int calls = 0;
+    for (const char *p = trace; at && p < at; p++) calls += *p == ' ';
+    return at ? calls : -1;
+}
+
+/* 8 MiB at a time, after they have been written to the file; the rest is left to the sync. The disk need not
+ * support it. */
+static void the_disk_writes_during_a_save(void **state) {
+    (void)state;
+    static const char *const order = "open write write behind write write behind write sync close ";
+    Faults usual = {.kind = FAULT_NONE};
+    save_wide("behind", &usual);
+    if (!strstr(usual.trace.data, order)) fail_msg("%s", usual.trace.data);
+    Faults refused = {.kind = FAIL, .at = calls_before(usual.trace.data, "behind"), .error = ENOSYS};
+    save_wide("behind-refused", &refused);
+    assert_string_equal(refused.trace.data, usual.trace.data);
+    text_free(&usual.trace);
+    text_free(&refused.trace);
+}
+
 static void the_last_and_every_nth_are_kept(void **state) {
     (void)state;
     const char *dir = files_path("keep");
@@ -750,6 +794,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_failing_call_leaves_the_old_or_the_new),
         cmocka_unit_test(interruptions_and_short_writes_do_no_harm),
         cmocka_unit_test(syncs_stand_where_the_protocol_has_them),
+        cmocka_unit_test(the_disk_writes_during_a_save),
         cmocka_unit_test(the_last_and_every_nth_are_kept),
         cmocka_unit_test(the_background_writer_saves_what_was_there_at_the_call),
         cmocka_unit_test(a_direct_writer_takes_no_memory),

@@ -58,6 +58,9 @@ static int faulty_open(void *ctx, const char *path) { CALL("open", sys->open(NUL
 static int faulty_resize(void *ctx, int fd, uint64_t length) {
     CALL("resize", sys->resize(NULL, fd, length));
 }
+static int faulty_write_behind(void *ctx, int fd, uint64_t offset, uint64_t length) {
+    CALL("behind", sys->write_behind(NULL, fd, offset, length));
+}
 static int faulty_sync(void *ctx, int fd) { CALL("sync", sys->sync(NULL, fd)); }
 static int faulty_mkdir(void *ctx, const char *path) { CALL("mkdir", sys->mkdir(NULL, path)); }
 static int faulty_sync_dir(void *ctx, const char *path) {
@@ -122,6 +125,7 @@ static inline FileOps faulty_ops(Faults *f) {
                      .create = faulty_create,
                      .open = faulty_open,
                      .write = faulty_write,
+                     .write_behind = faulty_write_behind,
                      .resize = faulty_resize,
                      .sync = faulty_sync,
                      .close = faulty_close,

@@ -85,6 +85,11 @@ static ssize_t record_write(void *ctx, int fd, const void *data, size_t length, 
     assert_int_equal(written, length);
     return written;
 }
+/* A hint; the model writes any of the bytes at any time as it is. */
+static int record_write_behind(void *ctx, int fd, uint64_t offset, uint64_t length) {
+    (void)ctx, (void)fd, (void)offset, (void)length;
+    return 0;
+}
 static int record_resize(void *ctx, int fd, uint64_t length) {
     Call *c = record(ctx, RESIZE, NULL, NULL);
     c->fd = fd;
@@ -149,6 +154,7 @@ static FileOps recording_ops(Recorder *r) {
                      .create = record_create,
                      .open = record_open,
                      .write = record_write,
+                     .write_behind = record_write_behind,
                      .resize = record_resize,
                      .sync = record_sync,
                      .close = record_close,
