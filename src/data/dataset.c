@@ -62,7 +62,7 @@ typedef struct Source {
 
 struct Dataset {
     char *cache_dir;
-    Remote *remote; /* NULL unless a source is remote and being opened */
+    Remote *remote; /* NULL unless a source is remote and being opened, or grows */
     CacheUse *use;  /* of its caches */
     int64_t context;
     int32_t vocabulary; /* size of the tokenizer */
@@ -885,6 +885,22 @@ static ErrorCode check_growing(void *dataset, size_t i, const BlockSource *there
                      s->name);
 }
 
+/* A cache that was removed, with its copy, is fetched again here: its thread only reads. */
+static ErrorCode fetch_growing(const Recipe *r, const Source *s, const Caches *c, Error *err) {
+    TokenUnit *missing = mem_alloc_array(c->count, sizeof *missing);
+    size_t count = 0;
+    ErrorCode code = OK;
+    for (size_t i = 0; code == OK && i < c->count; i++) {
+        TokenCache *there = NULL;
+        code = open_complete(r, c->units[i].key, c->vocabulary, &there, err);
+        if (!there) missing[count++] = c->units[i];
+        token_cache_close(there);
+    }
+    if (code == OK) code = fetch_units(r, s, missing, count, err);
+    free(missing);
+    return code;
+}
+
 /* The caches of a source, with those that an earlier start has built without skipping lines. Each is held
  * before it is looked for. */
 static ErrorCode grow_source(Dataset *d, const Recipe *r, const DataSource *spec, Source *s, Error *err) {
@@ -906,6 +922,7 @@ static ErrorCode grow_source(Dataset *d, const Recipe *r, const DataSource *spec
         free((char *)(uintptr_t)u->dir);
         u->dir = cache_path(r->config->cache_dir, clean);
     }
+    if (code == OK && s->remote && r->grows) code = fetch_growing(r, s, &c, err);
     if (code == OK) growing_add(d->growing, files, s->prints, s->files, c.units, c.count);
     free_units(&c);
     free(files);
@@ -961,8 +978,11 @@ static ErrorCode fill(Dataset *d, const DataConfig *c, Recipe *r, Error *err) {
     r->use = d->use = cache_use_open(c->cache_dir);
     r->remote = d->remote;
     TRY(open_sources(d, c, r, err));
-    remote_close(d->remote); /* samples are drawn from tokens: the copies may go */
-    d->remote = NULL;
+    /* Samples are drawn from tokens: copies may go unless they are still to be tokenized. */
+    if (!d->growing || !r->grows) {
+        remote_close(d->remote);
+        d->remote = NULL;
+    }
     TRY(assign_streams(d, err));
     TRY(open_sampler(d, c, err));
     if (!d->growing) return OK;
@@ -1272,13 +1292,27 @@ void dataset_epochs(const Dataset *d, uint64_t k, double *out) {
     free(counts);
 }
 
+/* The thread that tokenizes knows only the copy of a remote file: names its URL. */
+static ErrorCode name_remote(const Dataset *d, ErrorCode code, Error *err) {
+    for (size_t i = 0; code != OK && err && i < d->count; i++)
+        for (size_t k = 0; d->sources[i].remote && k < d->sources[i].files; k++)
+            if (strncmp(err->message, d->sources[i].paths[k], strlen(d->sources[i].paths[k])) == 0)
+                return error_context(err, "%s", file_name(&d->sources[i], k));
+    return code;
+}
+
+/* Whether a training sample of data.order: stream is there. */
+static ErrorCode ask_growing(const Dataset *d, size_t group, uint64_t index, bool *ready, Error *err) {
+    return name_remote(d, growing_ready(d->growing, group, index, ready, err), err);
+}
+
 ErrorCode dataset_ready(const Dataset *d, uint64_t k, bool *ready, Error *err) {
     size_t group;
     uint64_t index;
     *ready = true;
     if (!d->growing) return OK;
     sampler_place(d->sampler, k, &group, &index);
-    return growing_ready(d->growing, group, index, ready, err);
+    return ask_growing(d, group, index, ready, err);
 }
 
 Sample dataset_locate(const Dataset *d, uint64_t k) {
@@ -1374,7 +1408,7 @@ static ErrorCode growing_sample(const Dataset *d, uint64_t k, const SampleRow *r
     bool ready;
     sampler_place(d->sampler, k, &group, &index);
     for (;;) {
-        TRY(growing_ready(d->growing, group, index, &ready, err));
+        TRY(ask_growing(d, group, index, &ready, err));
         if (ready) return block_order_sample(growing_order(d->growing), group, index, row, valid, err);
         nanosleep(&(struct timespec){0, 20 * 1000 * 1000}, NULL);
     }

@@ -176,8 +176,6 @@ uint64_t data_remote_limit(const DataConfig *c) {
 static const char *source_conflict(const DataSource *s) {
     if (s->format == FORMAT_CHAT)
         return "format: chat: conversations are packed when all of them are tokenized";
-    if (s->path && file_is_url(s->path))
-        return "remote sources in this version: fetch them first, or use data.order: shuffle";
     return NULL;
 }
 
