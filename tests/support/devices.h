@@ -2,12 +2,15 @@
 #ifndef WEFT_TESTS_SUPPORT_DEVICES_H
 #define WEFT_TESTS_SUPPORT_DEVICES_H
 
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -99,22 +102,58 @@ static inline void open_device(Device *d, const char *kind, int threads) {
 
 static void *pinned_scratch; /* d->scratch of such a GPU lies in it, aligned */
 
+/* A simulated GPU asks for 32 MiB of scratch, of which most ops use little; to fill it took a quarter of the
+ * kernel tests' time. Such scratch is a private mapping of a file of 0xff: only written pages are copied. The
+ * address sanitizer checks the end of malloc's memory alone, and keeps that. */
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TEST_ADDRESS_SANITIZER 1
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define TEST_ADDRESS_SANITIZER 1
+#endif
+#ifdef TEST_ADDRESS_SANITIZER
+enum { MAPPED_FROM = INT_MAX };
+#else
+enum { MAPPED_FROM = 1 << 20 };
+#endif
+static void *mapped_scratch; /* of one device at a time */
+
+static inline void *map_poison(size_t bytes) {
+    static char ones[1 << 20];
+    static int file = -1;
+    static size_t length;
+    if (file < 0) file = memfd_create("scratch", 0), memset(ones, 0xff, sizeof ones);
+    for (; length < bytes; length += sizeof ones)
+        assert_int_equal(pwrite(file, ones, sizeof ones, (off_t)length), sizeof ones);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    assert_true(p != MAP_FAILED);
+    return p;
+}
+
 static inline void drop_scratch(Device *d) {
     if (d == pinned_by) {
         give_memory(pinned_scratch);
         pinned_scratch = NULL;
+    } else if (d->scratch && d->scratch == mapped_scratch) {
+        munmap(mapped_scratch, d->scratch_size);
+        mapped_scratch = NULL;
     } else {
         free(d->scratch);
     }
     d->scratch = NULL;
 }
 
+/* Exactly as many bytes as the device needs, all 0xff. */
 static inline void set_scratch(Device *d, const DeviceNeeds *needs) {
     drop_scratch(d);
     d->scratch_size = d->runtime.scratch_bytes(d, needs);
     if (d == pinned_by) {
         pinned_scratch = take_memory(d->scratch_size + POOL_ALIGN);
         d->scratch = (char *)pinned_scratch + (POOL_ALIGN - (uintptr_t)pinned_scratch % POOL_ALIGN);
+    } else if (d->scratch_size >= MAPPED_FROM && !mapped_scratch) {
+        d->scratch = mapped_scratch = map_poison(d->scratch_size);
+        return;
     } else {
         assert_int_equal(posix_memalign((void **)&d->scratch, POOL_ALIGN, d->scratch_size + 1), 0);
     }
