@@ -47,7 +47,7 @@ static const Flag flags[] = {
      "they make, and the memory that the plan is held against"},
     {"--compare", 'c', NULL,
      "all schedules and several numbers of microbatches next to each other, by time and memory; with a limit "
-     "of memory and --hardware or --link degrees of tp and cp too"},
+     "of memory and --hardware or --link it searches all meshes, schedules and settings"},
     {"--svg", 0, "FILE",
      "the pipeline's drawing as SVG; FILE may be - for standard output, then nothing else is printed"},
     {"--width", 'w', "N", "columns of the drawing, pixels with --svg; default: the terminal's, or 128; 960"},

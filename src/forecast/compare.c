@@ -1,11 +1,7 @@
-/* Candidates are forecast one after the other (each frees its forecast, so memory does not grow with their
- * number), then sorted and printed. Impossible ones are left out and named once with the reason.
- *
- * A candidate is the configuration with another schedule and another split of the same step into
- * microbatches: powers of two that divide it, and the configured number. Or it has other degrees of tp and
- * cp, taken from dp_shard, and of ep, which is a part of dp_shard. The fastest of these are then tried with
- * other settings, which trade memory for time. All candidates train the same curve up to the order of sums;
- * they differ in time, bubble, memory and bytes sent. */
+/* Without a limit of memory and speeds of links, the schedules and numbers of microbatches of the configured
+ * mesh are forecast one after the other; impossible ones are left out and named once with the reason. With
+ * both, forecast/search.h searches all layouts. Either way the result is sorted and printed. All candidates
+ * train the same curve up to the order of sums; they differ in time, bubble, memory and bytes sent. */
 #include "forecast/compare.h"
 
 #include <math.h>
@@ -13,101 +9,52 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "forecast/forecast.h"
+#include "forecast/search.h"
 #include "plan/sync.h"
 
-/* MACHINE: ranks of one machine without --hardware; tp does not go beyond it. */
-enum { MACHINE = 8, MOST_CONTEXTS = 64, SHOWN = 24, MOST_CELLS = 1 << 20 };
-
-/* What trades memory for time. */
-typedef struct Settings {
-    int recompute, sync, reshard; /* Recompute, GradientSync, Reshard */
-} Settings;
-
-typedef struct Candidate {
-    const char *schedule;
-    Settings settings;
-    int64_t sequences; /* of a microbatch */
-    int microbatches, stages_per_rank, tp, cp, ep, dp;
-    double time, bubble; /* time as printed */
-    size_t memory;       /* of the fullest rank */
-    uint64_t sent;       /* by the rank that sends most */
-    bool fits, configured;
-} Candidate;
+enum { SHOWN = 24, MOST_CELLS = 1 << 20 };
 
 typedef struct Compare {
     const Config *c;
     const Device *d;
     const CompareRequest *q;
-    int64_t step; /* sequences of a step, over all ranks */
-    /* For the degrees that are being tried: sequences of a step on each data-parallel rank. */
-    int64_t total;
-    MeshOptions mesh;
-    int tp, cp, ep, dp;
-    Settings settings, as_configured;
-    int configured, configured_tp, configured_cp, configured_ep, pp;
+    SearchRequest request;
+    Bounds space;   /* for what a choice comes to; has no probes */
+    Choice asked;   /* the configured one */
+    int64_t total;  /* sequences of a step on each data-parallel rank */
+    int configured; /* its microbatches */
     Candidate *found;
     int count, capacity;
+    int64_t forecasts, bounded, cut;
+    bool short_of_kinds;
     Text reasons;
 } Compare;
 
-/* ---- candidates ---- */
+/* Without a limit of memory there is no reason for other degrees, and without speeds of links their cost is
+ * unknown. */
+static bool tries_degrees(const Compare *p) {
+    return p->q->memory > 0 && (p->q->speed.hardware || p->q->speed.link > 0);
+}
+
+static bool has_experts(const Compare *p) { return p->c->model.shape.num_experts > 0; }
+
+/* ---- candidates of the configured mesh ---- */
 
 /* The number of stages of a rank that a schedule fixes, else the configured one. */
 static int stages_of(const Compare *p, const char *schedule) {
     ScheduleName name;
-    if (!schedule_find(schedule, &name)) return (int)p->c->pipeline.stages_per_rank;
-    int usual = schedule_default_stages_per_rank(name), asked = (int)p->c->pipeline.stages_per_rank;
+    int asked = (int)p->c->pipeline.stages_per_rank;
+    if (!schedule_find(schedule, &name) || strcmp(schedule, p->c->pipeline.schedule) == 0) return asked;
+    int usual = schedule_default_stages_per_rank(name);
     return usual > 1 && !schedule_is_v(name) && asked > 0 ? asked : usual;
 }
 
-/* The configuration with another schedule and another split of the same step. Shares the strings of the
- * original. Sets tokens_per_step explicitly, so the step does not depend on the microbatch. */
-static Config variant(const Compare *p, const char *schedule, int microbatches) {
-    Config c = *p->c;
-    c.mesh = p->mesh;
-    c.train.microbatch = p->total / microbatches;
-    c.train.tokens_per_step = p->total * p->dp * c.train.context;
-    c.pipeline.microbatches = 0;
-    c.train.recompute = p->settings.recompute;
-    c.train.gradient_sync = p->settings.sync;
-    c.train.reshard = p->settings.reshard;
-    if (strcmp(schedule, c.pipeline.schedule) == 0) return c;
-    c.pipeline.stages_per_rank = stages_of(p, schedule);
-    c.pipeline.layers_per_stage = 0;
-    return c;
-}
-
-static bool same_settings(Settings a, Settings b) {
-    return a.recompute == b.recompute && a.sync == b.sync && a.reshard == b.reshard;
-}
-
-/* Memory is that of the fullest rank, and bytes are those of the rank that sends most: a layout is as good as
- * its worst rank. */
-static void add(Compare *p, const Forecast *f, const Config *c, const char *schedule) {
+static void add(Compare *p, Candidate a) {
     if (p->count == p->capacity) {
         p->capacity = p->capacity ? 2 * p->capacity : 64;
         p->found = mem_grow(p->found, (size_t)p->capacity * sizeof *p->found);
     }
-    Candidate *a = &p->found[p->count++];
-    *a = (Candidate){.schedule = schedule,
-                     .settings = {c->train.recompute, c->train.gradient_sync, c->train.reshard},
-                     .tp = p->tp,
-                     .cp = p->cp,
-                     .ep = p->ep,
-                     .dp = p->dp,
-                     .sequences = f->layout.sequences,
-                     .microbatches = f->layout.microbatches,
-                     .stages_per_rank = f->layout.stages.count / f->pipe_ranks,
-                     .time = forecast_step(f),
-                     .bubble = f->timing.bubble,
-                     .memory = forecast_memory(f, f->fullest)};
-    for (int i = 0; i < f->pipe_ranks; i++)
-        if (forecast_sent(f, i) > a->sent) a->sent = forecast_sent(f, i);
-    a->fits = p->q->memory <= 0 || (double)a->memory <= p->q->memory;
-    a->configured = same_settings(p->settings, p->as_configured) && a->microbatches == p->configured &&
-                    a->tp == p->configured_tp && a->cp == p->configured_cp && a->ep == p->configured_ep &&
-                    (p->pp == 1 || strcmp(schedule, p->c->pipeline.schedule) == 0);
+    p->found[p->count++] = a;
 }
 
 /* With train.gradient_sync: auto, another setting is tried only if the default one does not fit. */
@@ -125,20 +72,24 @@ static ErrorCode forecast_within(Compare *p, Forecast *f, Config *c, Error *err)
 /* ERR_CONFIG for candidates that would take minutes to simulate. */
 static ErrorCode try_one(Compare *p, const char *schedule, int microbatches, Error *err) {
     Forecast f;
-    int64_t cells = (int64_t)p->pp * microbatches * (stages_of(p, schedule) > 0 ? stages_of(p, schedule) : 1);
+    Candidate a;
+    Choice choice = p->asked;
+    choice.schedule = schedule, choice.stages_per_rank = stages_of(p, schedule);
+    choice.sequences = p->total / microbatches;
+    int64_t each = choice.stages_per_rank > 0 ? choice.stages_per_rank : 1,
+            cells = (int64_t)choice.pp * microbatches * each;
     if (cells > MOST_CELLS)
         return error_set(err, ERR_CONFIG, "%lld cells are more than the %d that this is made for",
                          (long long)cells, MOST_CELLS);
-    Config c = variant(p, schedule, microbatches);
-    char *name = mem_strdup(schedule);
-    c.pipeline.schedule = name;
-    ErrorCode code = forecast_within(p, &f, &c, err);
-    if (code == OK) {
-        add(p, &f, &c, schedule);
-        forecast_free(&f);
-    }
-    free(name);
-    return code;
+    Config c = bounds_config(&p->space, &choice);
+    TRY(forecast_within(p, &f, &c, err));
+    choice.sync = c.train.gradient_sync;
+    search_describe(&a, &f, &choice, p->q->memory);
+    a.configured =
+        a.microbatches == p->configured && (choice.pp == 1 || strcmp(schedule, p->c->pipeline.schedule) == 0);
+    add(p, a);
+    forecast_free(&f);
+    return OK;
 }
 
 /* The number to try after m: the next power of two, or the configured number if that comes first. */
@@ -146,6 +97,11 @@ static int64_t next_count(const Compare *p, int64_t m) {
     int64_t power = 1;
     while (power <= m) power *= 2;
     return m < p->configured && p->configured < power ? p->configured : power;
+}
+
+static void put_failed(Compare *p, const char *schedule, const char *failed, const Error *why) {
+    text_printf(&p->reasons, "left out: %s with %s microbatch%s: %s\n", schedule, failed,
+                strcmp(failed, "1") == 0 ? "" : "es", why->message);
 }
 
 /* Tries a schedule with every number of microbatches. Those that fail share one line, with the reason of the
@@ -158,9 +114,7 @@ static void try_schedule(Compare *p, const char *schedule) {
         if (first.code == OK) first = why;
         text_printf(&failed, "%s%lld", failed.length ? ", " : "", (long long)m);
     }
-    if (failed.length)
-        text_printf(&p->reasons, "left out: %s with %s microbatch%s: %s\n", schedule, failed.data,
-                    strcmp(failed.data, "1") == 0 ? "" : "es", first.message);
+    if (failed.length) put_failed(p, schedule, failed.data, &first);
     text_free(&failed);
 }
 
@@ -168,7 +122,7 @@ static void try_schedule(Compare *p, const char *schedule) {
  * tried as written. */
 static void try_all(Compare *p) {
     ScheduleName ignored;
-    if (p->pp == 1) {
+    if (p->asked.pp == 1) {
         try_schedule(p, p->c->pipeline.schedule);
         return;
     }
@@ -176,102 +130,47 @@ static void try_all(Compare *p) {
     if (!schedule_find(p->c->pipeline.schedule, &ignored)) try_schedule(p, p->c->pipeline.schedule);
 }
 
-/* ---- degrees of tp, cp and ep ---- */
+/* ---- all layouts ---- */
 
-/* Without a limit of memory there is no reason for other degrees, and without speeds of links their cost is
- * unknown. */
-static bool tries_degrees(const Compare *p) {
-    return p->q->memory > 0 && (p->q->speed.hardware || p->q->speed.link > 0);
+static void search(Compare *p, bool least) {
+    Search s;
+    p->request.least = least, p->request.kinds = least ? 1 : SEARCH_KINDS;
+    search_run(&s, &p->request);
+    for (int i = 0; i < s.count; i++) add(p, s.found[i]);
+    p->forecasts += s.count, p->bounded += s.bounded, p->cut += s.cut;
+    p->short_of_kinds |= s.short_of_kinds;
+    search_free(&s);
 }
 
-/* Sets degrees for the following candidates. False, without a change, if the ranks, the model or the tokens
- * of a step cannot be split so. */
-static bool take_degrees(Compare *p, int tp, int cp, int ep) {
-    MeshOptions o = p->c->mesh;
-    Mesh mesh;
-    Error ignored = {.message = ""};
-    const ModelConfig *m = &p->c->model.shape;
-    o.tp = tp, o.cp = cp, o.ep = ep, o.dp_shard = -1;
-    if (mesh_build(&mesh, &o, p->q->world, &ignored) != OK || axes_check(m, tp, &ignored) != OK ||
-        axes_check_experts(m, ep, &ignored) != OK || p->c->train.context % (2 * cp * tp) != 0 ||
-        p->step % mesh_dp_degree(&mesh) != 0)
-        return false;
-    p->mesh = o, p->tp = tp, p->cp = cp, p->ep = ep, p->dp = mesh_dp_degree(&mesh);
-    p->total = p->step / p->dp;
-    return true;
-}
-
-static bool has_experts(const Compare *p) { return p->c->model.shape.num_experts > 0; }
-
-static void try_degrees(Compare *p) {
-    int machine = p->q->speed.hardware ? (int)p->q->speed.hardware->links.ranks : MACHINE;
-    int contexts = axes_splits_tokens(&p->c->model.shape) ? MOST_CONTEXTS : 1,
-        experts = has_experts(p) ? SPLITS_MAX : 1;
-    for (int tp = 1; tp <= machine; tp *= 2)
-        for (int cp = 1; cp <= contexts; cp *= 2)
-            for (int ep = 1; ep <= experts; ep *= 2)
-                if ((tp != p->configured_tp || cp != p->configured_cp || ep != p->configured_ep) &&
-                    take_degrees(p, tp, cp, ep))
-                    try_schedule(p, p->c->pipeline.schedule);
-}
-
-static int three_way(double a, double b) { return (a > b) - (a < b); }
-
-static int sooner(const void *a, const void *b) {
-    return three_way(((const Candidate *)a)->time, ((const Candidate *)b)->time);
-}
-
-/* ---- settings ---- */
-
-/* Whether a value may be tried. A key that is set stays, since it may change bits. */
-static bool may_set(int configured, int automatic, int value) {
-    return configured == automatic || configured == value;
-}
-
-/* Tries one candidate with other settings. NULL: it is impossible, or they are not to be changed. */
-static const Candidate *try_settings(Compare *p, const Candidate *a, Settings settings) {
-    Error ignored = {.message = ""};
-    if (!may_set(p->as_configured.sync, SYNC_AUTO, settings.sync) ||
-        !may_set(p->as_configured.reshard, RESHARD_AUTO, settings.reshard))
-        return NULL;
-    p->settings = settings;
-    return try_one(p, a->schedule, a->microbatches, &ignored) == OK ? &p->found[p->count - 1] : NULL;
-}
-
-/* The settings that take the most memory come first and are the fastest: nothing is computed twice, and
- * nothing is sent twice. Where they fit, or where even they are slower than what fits already, there is
- * nothing else to try. Returns the time of the fastest that fits. */
-static double refine(Compare *p, Candidate a, double best) {
-    static const int recompute[] = {RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL},
-                     syncs[] = {SYNC_STEP, SYNC_REPLICA, SYNC_MICROBATCH},
-                     reshards[] = {RESHARD_NEVER, RESHARD_ALWAYS};
-    int most = (int)(sizeof recompute / sizeof *recompute) * 6;
-    for (int i = 0; i < most; i++) {
-        Settings s = {recompute[i / 6], syncs[i % 6 / 2], reshards[i % 2]};
-        const Candidate *b = same_settings(s, a.settings) ? &a : try_settings(p, &a, s);
-        if (b && b->fits && b->time < best) best = b->time;
-        if (i == 0 && b && (b->fits || b->time >= best)) break;
+/* The configured layout first. Where nothing fits, the layout with the least memory says by how much. */
+static void try_layouts(Compare *p) {
+    Error why = {.code = OK};
+    if (try_one(p, p->c->pipeline.schedule, p->configured, &why) != OK) {
+        char failed[32];
+        snprintf(failed, sizeof failed, "%d", p->configured);
+        put_failed(p, p->c->pipeline.schedule, failed, &why);
     }
-    return best;
-}
-
-/* The time of configured settings says which candidates are worth it: the SHOWN fastest, whether or not they
- * fit. */
-static void try_other_settings(Compare *p) {
-    int count = p->count < SHOWN ? p->count : SHOWN;
-    if (count == 0) return;
-    Candidate *fastest = mem_alloc_array((size_t)p->count, sizeof *fastest);
-    double best = INFINITY;
-    memcpy(fastest, p->found, (size_t)p->count * sizeof *fastest);
+    search(p, false);
     for (int i = 0; i < p->count; i++)
-        if (p->found[i].fits && p->found[i].time < best) best = p->found[i].time;
-    qsort(fastest, (size_t)p->count, sizeof *fastest, sooner);
-    for (int i = 0; i < count; i++)
-        if (take_degrees(p, fastest[i].tp, fastest[i].cp, fastest[i].ep)) best = refine(p, fastest[i], best);
-    free(fastest);
+        if (p->found[i].fits) return;
+    search(p, true);
 }
 
 /* ---- the table ---- */
+
+static int three_way(double a, double b) { return (a > b) - (a < b); }
+
+static int by_choice(const Choice *x, const Choice *y) {
+    const int a[] = {x->pp,   x->tp,       x->cp,
+                     x->ep,   x->replicas, x->recompute,
+                     x->sync, x->reshard,  x->stages_per_rank},
+              b[] = {y->pp,   y->tp,       y->cp,
+                     y->ep,   y->replicas, y->recompute,
+                     y->sync, y->reshard,  y->stages_per_rank};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        if (a[i] != b[i]) return a[i] - b[i];
+    return strcmp(x->schedule, y->schedule);
+}
 
 /* Fitting candidates come first, then shorter times. Times that agree to five digits count as equal; then
  * less memory wins. */
@@ -280,36 +179,43 @@ static int better(const void *a, const void *b) {
     if (x->fits != y->fits) return x->fits ? -1 : 1;
     if (fabs(x->time - y->time) > 1e-5 * y->time) return three_way(x->time, y->time);
     if (x->memory != y->memory) return x->memory < y->memory ? -1 : 1;
-    if (x->tp != y->tp) return x->tp - y->tp;
-    if (x->cp != y->cp) return x->cp - y->cp;
-    if (x->ep != y->ep) return x->ep - y->ep;
-    if (x->settings.recompute != y->settings.recompute) return x->settings.recompute - y->settings.recompute;
-    if (x->settings.sync != y->settings.sync) return x->settings.sync - y->settings.sync;
-    if (x->settings.reshard != y->settings.reshard) return x->settings.reshard - y->settings.reshard;
-    return strcmp(x->schedule, y->schedule) != 0 ? strcmp(x->schedule, y->schedule)
-                                                 : x->microbatches - y->microbatches;
+    int order = by_choice(&x->choice, &y->choice);
+    return order ? order : x->microbatches - y->microbatches;
 }
 
 /* Keys that differ from the configured ones, each with its section, which a row leaves out. */
 static void put_settings(const Compare *p, const Candidate *a, const char *section, Text *out) {
     static const char *const recompute[] = {RECOMPUTE_KINDS(CHOICE_NAME)};
     static const char *const reshard[] = {RESHARD_KINDS(CHOICE_NAME)};
-    Settings s = a->settings, c = p->as_configured;
-    if (s.recompute != c.recompute) text_printf(out, " %srecompute=%s", section, recompute[s.recompute]);
-    if (s.sync != c.sync) text_printf(out, " %sgradient_sync=%s", section, sync_name((GradientSync)s.sync));
-    if (s.reshard != c.reshard) text_printf(out, " %sreshard_after_forward=%s", section, reshard[s.reshard]);
+    const Choice *s = &a->choice;
+    const TrainOptions *c = &p->c->train;
+    if (s->recompute != c->recompute) text_printf(out, " %srecompute=%s", section, recompute[s->recompute]);
+    if (s->sync != c->gradient_sync)
+        text_printf(out, " %sgradient_sync=%s", section, sync_name((GradientSync)s->sync));
+    if (s->reshard != c->reshard)
+        text_printf(out, " %sreshard_after_forward=%s", section, reshard[s->reshard]);
 }
 
-/* The configured candidate is marked, and shown even if it is not among the first. */
+static void put_header(const Compare *p, Text *out) {
+    if (tries_degrees(p))
+        text_puts(out, has_experts(p) ? "   pp  tp  cp  ep   dp  rep" : "   pp  tp  cp   dp  rep");
+    text_printf(
+        out,
+        "  schedule                stages microbatches sequences  %10s   bubble      memory        sent%s\n",
+        p->q->speed.hardware || p->q->speed.tflops > 0 ? "seconds" : "TFLOP",
+        p->q->memory > 0 ? "  fits" : "");
+}
+
 static void put_row(const Compare *p, const Candidate *a, Text *out) {
     char memory[32], sent[32];
+    const Choice *c = &a->choice;
     text_printf(out, "%c ", a->configured ? '*' : ' ');
-    if (tries_degrees(p)) text_printf(out, "%3d %3d ", a->tp, a->cp);
-    if (tries_degrees(p) && has_experts(p)) text_printf(out, "%3d ", a->ep);
-    if (tries_degrees(p)) text_printf(out, "%5d  ", a->dp);
+    if (tries_degrees(p)) text_printf(out, "%3d %3d %3d ", c->pp, c->tp, c->cp);
+    if (tries_degrees(p) && has_experts(p)) text_printf(out, "%3d ", c->ep);
+    if (tries_degrees(p)) text_printf(out, "%4d %4d  ", a->dp, c->replicas);
     text_printf(out, "%-23s %6d %12d %9lld %11.5g %7.1f%% %11s %11s%s",
-                p->pp > 1 ? a->schedule : "(no pipeline)", a->stages_per_rank, a->microbatches,
-                (long long)a->sequences, a->time, 100 * a->bubble, text_bytes((double)a->memory, memory),
+                c->pp > 1 ? c->schedule : "(no pipeline)", a->stages_per_rank, a->microbatches,
+                (long long)c->sequences, a->time, 100 * a->bubble, text_bytes((double)a->memory, memory),
                 a->sent ? text_bytes((double)a->sent, sent) : "0",
                 p->q->memory <= 0 ? ""
                 : a->fits         ? "  yes"
@@ -337,82 +243,141 @@ static void put_chain(ForecastSpeed speed, bool degrees, Text *out) {
                     unit);
 }
 
-/* The first match of the sorted candidates; NULL: none. */
-static const Candidate *first_of(const Compare *p, bool (*keeps)(const Compare *p, const Candidate *a)) {
+/* ---- reasons ---- */
+
+typedef struct Part {
+    const char *name;
+    double more; /* seconds */
+} Part;
+
+static int larger_part(const void *a, const void *b) {
+    return three_way(fabs(((const Part *)b)->more), fabs(((const Part *)a)->more));
+}
+
+static double computed(const ForecastTime *t) { return t->products + t->attention + t->memory; }
+
+/* "+1.2 s: bubble +1.5, tp -0.3": the parts of a step that make most of the difference. */
+static void put_difference(const Candidate *a, const Candidate *best, Text *out) {
+    const ForecastTime *x = &a->parts, *y = &best->parts;
+    bool more = a->choice.recompute != best->choice.recompute;
+    Part parts[] = {{more ? "recomputation" : "products, attention, activations", computed(x) - computed(y)},
+                    {"tp", x->tensor - y->tensor},
+                    {"cp", x->context - y->context},
+                    {"ep", x->experts - y->experts},
+                    {"bubble", x->waiting - y->waiting},
+                    {"gathers and reductions", x->exposed - y->exposed},
+                    {"update", x->update - y->update}};
+    enum { PARTS = sizeof parts / sizeof *parts, NAMED = 3 };
+    double least = 0.05 * fabs(a->time - best->time);
+    qsort(parts, PARTS, sizeof *parts, larger_part);
+    text_printf(out, "%+.3g s", a->time - best->time);
+    for (int i = 0; i < NAMED && fabs(parts[i].more) > least; i++)
+        text_printf(out, "%s%s %+.3g", i ? ", " : ": ", parts[i].name, parts[i].more);
+}
+
+static void put_name(const Compare *p, const Candidate *a, Text *out) {
+    static const char *const recompute[] = {RECOMPUTE_KINDS(CHOICE_NAME)};
+    const Choice *c = &a->choice;
+    text_printf(out, "pp %d, tp %d, cp %d", c->pp, c->tp, c->cp);
+    if (has_experts(p)) text_printf(out, ", ep %d", c->ep);
+    if (c->pp > 1) text_printf(out, ", %s", c->schedule);
+    text_printf(out, ", recompute %s", recompute[c->recompute]);
+}
+
+/* Whether a row is the first of its kind among those that fit. */
+static bool is_first_of_kind(const Compare *p, int i) {
+    for (int k = 0; k < i; k++)
+        if (search_same_kind(&p->found[k].choice, &p->found[i].choice)) return false;
+    return p->found[i].fits;
+}
+
+/* Why the best layouts of other kinds are slower than the one that is taken. */
+static void put_reasons(const Compare *p, Text *out) {
+    int shown = 0;
+    if (!p->q->speed.hardware || p->count == 0 || !p->found[0].fits) return;
+    for (int i = 1; i < p->count && shown + 1 < SEARCH_KINDS; i++) {
+        if (!is_first_of_kind(p, i)) continue;
+        text_puts(out, shown++ ? "  " : "slower than the first, of other kinds:\n  ");
+        put_name(p, &p->found[i], out);
+        text_puts(out, ": ");
+        put_difference(&p->found[i], &p->found[0], out);
+        text_puts(out, "\n");
+    }
+}
+
+/* The configured candidate; NULL: it is not possible. */
+static const Candidate *configured_one(const Compare *p) {
     for (int i = 0; i < p->count; i++)
-        if (keeps(p, &p->found[i])) return &p->found[i];
+        if (p->found[i].configured) return &p->found[i];
     return NULL;
 }
 
-static bool is_plain(const Compare *p, const Candidate *a) {
-    (void)p;
-    return a->tp == 1 && a->cp == 1 && a->ep == 1;
-}
-static bool is_configured(const Compare *p, const Candidate *a) {
-    (void)p;
-    return a->configured;
-}
-
-/* "; without tp and cp 12% longer": the advantage of the chosen candidate over another. */
-static void put_reason(const Candidate *taken, const Candidate *other, const char *name, Text *out) {
+/* "; as configured 12% longer": the advantage of the chosen candidate over the configured one. */
+static void put_advantage(const Compare *p, const Candidate *taken, Text *out) {
     char memory[32];
+    const Candidate *other = configured_one(p);
     if (!other || other == taken) return;
     if (other->fits)
-        text_printf(out, "; %s %.1f%% longer", name, 100 * (other->time / taken->time - 1));
+        text_printf(out, "; as configured %.1f%% longer", 100 * (other->time / taken->time - 1));
     else
-        text_printf(out, "; %s %s are needed", name, text_bytes((double)other->memory, memory));
-}
-
-/* ", ep 4" for models with experts. */
-static const char *name_experts(const Compare *p, const Candidate *a, char out[32]) {
-    *out = 0;
-    if (has_experts(p)) snprintf(out, 32, ", ep %d", a->ep);
-    return out;
+        text_printf(out, "; as configured %s are needed", text_bytes((double)other->memory, memory));
 }
 
 /* The keys of the choice, as they are given on a command line. */
 static void put_keys(const Compare *p, const Candidate *a, Text *out) {
-    text_printf(out, "keys: mesh.tp=%d mesh.cp=%d mesh.dp_shard=-1", a->tp, a->cp);
-    if (has_experts(p)) text_printf(out, " mesh.ep=%d", a->ep);
-    if (strcmp(a->schedule, p->c->pipeline.schedule) != 0)
-        text_printf(out, " pipeline.schedule=%s pipeline.stages_per_rank=%d", a->schedule,
-                    a->stages_per_rank);
-    text_printf(out, " train.microbatch=%lld train.tokens_per_step=%lld", (long long)a->sequences,
-                (long long)(p->step * p->c->train.context));
+    const Choice *c = &a->choice;
+    const PipelineOptions *asked = &p->c->pipeline;
+    text_printf(out, "keys: mesh.pp=%d mesh.dp_replicate=%d mesh.dp_shard=-1 mesh.cp=%d mesh.tp=%d", c->pp,
+                c->replicas, c->cp, c->tp);
+    if (has_experts(p)) text_printf(out, " mesh.ep=%d", c->ep);
+    bool other = strcmp(c->schedule, asked->schedule) != 0 || c->stages_per_rank != asked->stages_per_rank;
+    if (c->pp > 1 && other)
+        text_printf(out, " pipeline.schedule=%s pipeline.stages_per_rank=%d%s", c->schedule,
+                    c->stages_per_rank, asked->layers_per_stage > 0 ? " pipeline.layers_per_stage=0" : "");
+    if (asked->microbatches > 0) text_puts(out, " pipeline.microbatches=0");
+    text_printf(out, " train.microbatch=%lld train.tokens_per_step=%lld", (long long)c->sequences,
+                (long long)(p->request.step * p->c->train.context));
     put_settings(p, a, "train.", out);
     text_puts(out, "\n");
+}
+
+static void put_nothing(const Compare *p, Text *out) {
+    char memory[32];
+    const Candidate *a = p->found;
+    for (int i = 0; i < p->count; i++)
+        if (p->found[i].memory < a->memory) a = &p->found[i];
+    text_puts(out, "takes nothing: none fits; smallest is ");
+    put_name(p, a, out);
+    text_printf(out, " with %d microbatches, %s\n", a->microbatches, text_bytes((double)a->memory, memory));
 }
 
 /* Prints the choice, and what it is better than. */
 static void put_taken(const Compare *p, Text *out) {
     const Candidate *a = p->found;
-    char memory[32], experts[32];
-    int fitting = 0;
+    char forecasts[32], bounded[32];
     if (!tries_degrees(p) || p->count == 0) return;
-    for (int i = 0; i < p->count; i++) fitting += p->found[i].fits;
-    if (fitting == 0) {
-        for (int i = 0; i < p->count; i++)
-            if (p->found[i].memory < a->memory) a = &p->found[i];
-        text_printf(out,
-                    "takes nothing: none of %d fits; tp %d, cp %d%s with %d microbatches is smallest, %s\n",
-                    p->count, a->tp, a->cp, name_experts(p, a, experts), a->microbatches,
-                    text_bytes((double)a->memory, memory));
+    text_printf(out, "searched: %s layouts forecast, bounds of %s branches and layouts%s\n",
+                text_count(p->forecasts, forecasts), text_count(p->bounded, bounded),
+                p->short_of_kinds ? "; ended before the best of all kinds were known" : "");
+    if (!a->fits) {
+        put_nothing(p, out);
         return;
     }
-    text_printf(out, "takes tp %d, cp %d%s, %s%s%d microbatch%s: the fastest of %d that fit", a->tp, a->cp,
-                name_experts(p, a, experts), p->pp > 1 ? a->schedule : "", p->pp > 1 ? " with " : "",
-                a->microbatches, a->microbatches == 1 ? "" : "es", fitting);
-    put_reason(a, a->tp * a->cp * a->ep > 1 ? first_of(p, is_plain) : NULL,
-               has_experts(p) ? "without tp, cp and ep" : "without tp and cp", out);
-    put_reason(a, first_of(p, is_configured), "as configured", out);
+    text_puts(out, "takes ");
+    put_name(p, a, out);
+    text_printf(out, ", %d microbatch%s: the fastest that fits", a->microbatches,
+                a->microbatches == 1 ? "" : "es");
+    put_advantage(p, a, out);
     text_puts(out, "\n");
     put_keys(p, a, out);
 }
 
 static bool are_alike(const Candidate *a, const Candidate *b) {
-    return strcmp(a->schedule, b->schedule) == 0 && a->microbatches == b->microbatches &&
-           a->stages_per_rank == b->stages_per_rank && a->tp == b->tp && a->cp == b->cp && a->ep == b->ep &&
-           fabs(a->time - b->time) <= 1e-9 * a->time && a->memory == b->memory && a->sent == b->sent;
+    const Choice *x = &a->choice, *y = &b->choice;
+    return strcmp(x->schedule, y->schedule) == 0 && a->microbatches == b->microbatches &&
+           a->stages_per_rank == b->stages_per_rank && x->pp == y->pp && x->tp == y->tp && x->cp == y->cp &&
+           x->ep == y->ep && x->replicas == y->replicas && fabs(a->time - b->time) <= 1e-9 * a->time &&
+           a->memory == b->memory && a->sent == b->sent;
 }
 
 /* Of sorted candidates: settings that are the same for this mesh, such as a key that is given and the value
@@ -428,29 +393,35 @@ static void drop_repeats(Compare *p) {
     p->count = kept;
 }
 
+/* Without --whole: the first of each kind of layout, or the best schedules. */
+static bool is_shown(const Compare *p, int i, int shown) {
+    if (p->q->whole || p->found[i].configured) return true;
+    if (!tries_degrees(p)) return i < SHOWN;
+    return shown < SEARCH_KINDS && (is_first_of_kind(p, i) || !p->found[0].fits);
+}
+
 static void put_table(Compare *p, Text *out) {
     char limit[32];
+    int left_out = 0, shown = 0;
     qsort(p->found, (size_t)p->count, sizeof *p->found, better);
     drop_repeats(p);
-    int shown = p->q->whole || p->count <= SHOWN ? p->count : SHOWN, left_out = 0;
-    text_puts(out, !tries_degrees(p) ? "" : has_experts(p) ? "   tp  cp  ep    dp" : "   tp  cp    dp");
-    text_printf(
-        out,
-        "  schedule                stages microbatches sequences  %10s   bubble      memory        sent%s\n",
-        p->q->speed.hardware || p->q->speed.tflops > 0 ? "seconds" : "TFLOP",
-        p->q->memory > 0 ? "  fits" : "");
+    put_header(p, out);
     for (int i = 0; i < p->count; i++) {
-        if (i < shown || p->found[i].configured)
-            put_row(p, &p->found[i], out);
+        if (is_shown(p, i, shown))
+            put_row(p, &p->found[i], out), shown++;
         else
             left_out++;
     }
     if (left_out) text_printf(out, "  and %d more; --whole lists them\n", left_out);
     text_puts(out, "stages: of a rank. sequences: of a microbatch. memory, sent: of the rank that has most. "
                    "*: as configured\n");
+    if (tries_degrees(p))
+        text_puts(out, "dp: data-parallel ranks; rep: of these dp_replicate. Each row is the "
+                       "best of its kind\n");
     put_chain(p->q->speed, tries_degrees(p), out);
     if (p->q->memory > 0) text_printf(out, "fits: %s a rank\n", text_bytes(p->q->memory, limit));
     if (p->reasons.length) text_puts(out, p->reasons.data);
+    put_reasons(p, out);
     put_taken(p, out);
 }
 
@@ -458,17 +429,29 @@ static void put_table(Compare *p, Text *out) {
 static ErrorCode read_step(Compare *p, Error *err) {
     Mesh mesh;
     int64_t sequences, microbatches;
+    const TrainOptions *train = &p->c->train;
     TRY(mesh_build(&mesh, &p->c->mesh, p->q->world, err));
-    p->mesh = p->c->mesh;
-    p->settings = p->as_configured =
-        (Settings){p->c->train.recompute, p->c->train.gradient_sync, p->c->train.reshard};
-    p->dp = mesh_dp_degree(&mesh), p->pp = mesh_size(&mesh, MESH_PIPELINE);
-    p->tp = p->configured_tp = mesh_size(&mesh, MESH_TENSOR),
-    p->cp = p->configured_cp = mesh_size(&mesh, MESH_CONTEXT);
-    p->ep = p->configured_ep = mesh_size(&mesh, MESH_EXPERTS);
-    TRY(config_geometry(p->c, p->dp, &sequences, &microbatches, err));
+    int dp = mesh_dp_degree(&mesh);
+    TRY(config_geometry(p->c, dp, &sequences, &microbatches, err));
+    p->asked = (Choice){.pp = mesh_size(&mesh, MESH_PIPELINE),
+                        .replicas = mesh_size(&mesh, MESH_REPLICAS),
+                        .cp = mesh_size(&mesh, MESH_CONTEXT),
+                        .tp = mesh_size(&mesh, MESH_TENSOR),
+                        .ep = mesh_size(&mesh, MESH_EXPERTS),
+                        .sequences = sequences,
+                        .schedule = p->c->pipeline.schedule,
+                        .stages_per_rank = (int)p->c->pipeline.stages_per_rank,
+                        .recompute = train->recompute,
+                        .sync = train->gradient_sync,
+                        .reshard = train->reshard};
     p->configured = (int)microbatches, p->total = sequences * microbatches;
-    p->step = p->total * p->dp;
+    p->request = (SearchRequest){.config = p->c,
+                                 .device = p->d,
+                                 .world = p->q->world,
+                                 .memory = p->q->memory,
+                                 .speed = p->q->speed,
+                                 .step = p->total * dp};
+    p->space = (Bounds){.config = p->c, .world = p->q->world, .step = p->request.step};
     return OK;
 }
 
@@ -478,9 +461,12 @@ ErrorCode compare_print(const Config *c, const Device *d, const CompareRequest *
     char tokens[32];
     TRY(read_step(&p, err));
     text_printf(out, "%d rank%s: pp %d, %d data-parallel; a step of %s tokens\n", q->world,
-                q->world == 1 ? "" : "s", p.pp, p.dp, text_count(p.step * c->train.context, tokens));
-    try_all(&p);
-    if (tries_degrees(&p)) try_degrees(&p), try_other_settings(&p);
+                q->world == 1 ? "" : "s", p.asked.pp, (int)(p.request.step / p.total),
+                text_count(p.request.step * c->train.context, tokens));
+    if (tries_degrees(&p))
+        try_layouts(&p);
+    else
+        try_all(&p);
     put_table(&p, out);
     free(p.found);
     text_free(&p.reasons);

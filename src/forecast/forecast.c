@@ -61,11 +61,10 @@ static ErrorCode plan_pipe_rank(Forecast *f, const Device *d, int pipe_rank, Err
 /* All boundaries of a pipeline are alike: one [T, h] tensor of the compute dtype. */
 static size_t message_bytes(const Forecast *f) { return boundary_bytes(&f->ranks[0].plan.model); }
 
-/* Seconds of a message between stages. 0: free, which the table mentions. */
-static double message_seconds(const Forecast *f) {
-    double bytes = (double)message_bytes(f);
-    if (f->speed.hardware) return hardware_message(f->speed.hardware, f->ranks[0].count, bytes);
-    return f->speed.link > 0 ? f->speed.delay + bytes / (f->speed.link * 1e9) : 0;
+/* Seconds of a message between stages whose ranks are `stride` apart. 0: free, which the table mentions. */
+static double seconds_of_message(const ForecastSpeed *speed, int stride, double bytes) {
+    if (speed->hardware) return hardware_message(speed->hardware, stride, bytes);
+    return speed->link > 0 ? speed->delay + bytes / (speed->link * 1e9) : 0;
 }
 
 const char *forecast_link(const ForecastSpeed *speed, char out[48]) {
@@ -75,7 +74,12 @@ const char *forecast_link(const ForecastSpeed *speed, char out[48]) {
 }
 
 /* One second in the simulation's unit: the FLOPs of a rank in it, or 1 if the simulation counts seconds. */
-static double measure_of_second(const Forecast *f) { return f->speed.hardware ? 1 : f->speed.tflops * 1e12; }
+static double second_of(const ForecastSpeed *speed) { return speed->hardware ? 1 : speed->tflops * 1e12; }
+static double measure_of_second(const Forecast *f) { return second_of(&f->speed); }
+
+double forecast_message(const ForecastSpeed *speed, int stride, double bytes) {
+    return seconds_of_message(speed, stride, bytes) * second_of(speed);
+}
 
 /* Adds the collectives inside passes that no work hides, by the programs of ranks. `byte` and `delay` are in
  * FLOPs. */
@@ -135,17 +139,20 @@ static void time_units(Forecast *f) {
     for (size_t u = 0; u < n; u++) f->units[u] = steptime_sum(&f->unit_time[u]);
 }
 
-static ErrorCode time_passes(Forecast *f, Error *err) {
-    const Layout *l = &f->layout;
+ErrorCode forecast_simulate(Simulation *out, const Cost *units, const Layout *l, double latency, Error *err) {
     StageCost *costs = mem_alloc_array((size_t)l->stages.count, sizeof *costs);
     for (int s = 0; s < l->stages.count; s++)
         for (int u = l->stages.first[s]; u < l->stages.first[s + 1]; u++)
-            costs[s] = (StageCost){costs[s].forward + f->units[u].forward, costs[s].input + f->units[u].input,
-                                   costs[s].weight + f->units[u].weight};
-    SimulateCosts all = {.stages = costs, .latency = message_seconds(f) * measure_of_second(f)};
-    ErrorCode code = simulate(&f->timing, &l->schedule, &all, err);
+            costs[s] = cost_plus(costs[s], units[u]);
+    SimulateCosts all = {.stages = costs, .latency = latency};
+    ErrorCode code = simulate(out, &l->schedule, &all, err);
     free(costs);
     return code;
+}
+
+static ErrorCode time_passes(Forecast *f, Error *err) {
+    return forecast_simulate(&f->timing, f->units, &f->layout,
+                             forecast_message(&f->speed, f->ranks[0].count, (double)message_bytes(f)), err);
 }
 
 /* Sums the parts of the passes of a pipeline rank. */
@@ -229,11 +236,12 @@ static uint64_t sum_traffic(const ProgramTraffic *t) {
 
 uint64_t forecast_sent(const Forecast *f, int pipe_rank) { return sum_traffic(&f->ranks[pipe_rank].traffic); }
 
-/* A time of `timing` as it is printed: seconds if a speed is given, else TFLOP. */
-static double printed_time(const Forecast *f, double measure) {
-    if (f->speed.hardware) return measure;
-    return measure / 1e12 / (f->speed.tflops > 0 ? f->speed.tflops : 1);
+double forecast_seconds(const ForecastSpeed *speed, double measure) {
+    if (speed->hardware) return measure;
+    return measure / 1e12 / (speed->tflops > 0 ? speed->tflops : 1);
 }
+
+static double printed_time(const Forecast *f, double measure) { return forecast_seconds(&f->speed, measure); }
 
 static const char *time_unit(const Forecast *f) {
     return f->speed.hardware || f->speed.tflops > 0 ? "s" : "TFLOP";

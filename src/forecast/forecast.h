@@ -67,6 +67,13 @@ size_t forecast_memory(const Forecast *f, int pipe_rank); /* bytes of a rank: me
 uint64_t forecast_sent(const Forecast *f, int pipe_rank); /* bytes of a step, over all axes */
 double forecast_step(const Forecast *f);                  /* the full step, as far as it is known */
 
+/* Parts of a forecast, for bounds (forecast/bounds.h): a simulation's time as it is printed, in seconds if a
+ * speed is given, else in TFLOP; a message between stages whose ranks are `stride` apart, and the passes of a
+ * layout whose units cost `units`, both in the unit of simulations. The caller frees `out`. */
+double forecast_seconds(const ForecastSpeed *speed, double measure);
+double forecast_message(const ForecastSpeed *speed, int stride, double bytes);
+ErrorCode forecast_simulate(Simulation *out, const Cost *units, const Layout *l, double latency, Error *err);
+
 /* Tables: what the ranks hold, by category; what they do and send in a step; the memory of one pipeline rank
  * in full; and what exact numerics cost that pipeline rank. `limit`: bytes of a rank, 0 for none. */
 void forecast_print_memory(const Forecast *f, double limit, Text *out);

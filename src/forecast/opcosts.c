@@ -192,7 +192,7 @@ static void exchange(Counter *c, const UnitPass *u, Action a) {
 static void end_gradients(Counter *c, Action a) {
     const Program *p = &c->p->program;
     PassGradient g;
-    for (int i = 0; i < PASS_GRADIENTS; i++) {
+    for (int i = 0; program_ends_unit(p, a) && i < PASS_GRADIENTS; i++) {
         if (!program_gradient(p, a, i, &g) || (p->exact && program_adds_sources(p, g.flat))) continue;
         complete(c, (int64_t)partition_flat_elements(&c->p->partition, g.unit, g.flat) *
                         program_gradients(p, g.flat));

@@ -1,0 +1,63 @@
+/* Searches meshes, microbatches, schedules and what trades memory for time for the fastest layout within a
+ * limit of memory: branch and bound, best first.
+ *
+ *     degrees    tp, cp, ep, sequences of a microbatch
+ *     recompute  train.recompute
+ *     pipeline   pp, schedule, stages of a rank
+ *     plan       dp_replicate, train.gradient_sync, train.reshard_after_forward; dp_shard takes the rest
+ *
+ * A branch is cut if the lower bound of its memory exceeds the limit, or that of its time is not better than
+ * the best plan found (forecast/bounds.h). The rest is forecast in full. The search goes on until it has the
+ * best plans of several kinds. */
+#ifndef WEFT_FORECAST_SEARCH_H
+#define WEFT_FORECAST_SEARCH_H
+
+#include "forecast/bounds.h"
+
+enum { SEARCH_KINDS = 10 };
+
+/* A layout that was forecast. Memory is that of the fullest rank, and bytes are those of the rank that sends
+ * most: a layout is as good as its worst rank. */
+typedef struct Candidate {
+    Choice choice;
+    int microbatches, dp, stages_per_rank;
+    double time, bubble; /* time as printed */
+    size_t memory;
+    uint64_t sent;
+    ForecastTime parts; /* if hardware is given */
+    bool fits, configured;
+} Candidate;
+
+typedef struct SearchRequest {
+    const Config *config;
+    const Device *device;
+    int world;
+    double memory; /* bytes of a rank, above 0 */
+    ForecastSpeed speed;
+    int64_t step; /* sequences of a step, over all ranks */
+    int kinds;    /* how many kinds of plans to find the best of: 1 to SEARCH_KINDS */
+    bool least;   /* searches for the plan with the least memory, whatever the limit */
+} SearchRequest;
+
+typedef struct Search {
+    Candidate *found; /* in the order in which they were forecast */
+    int count, capacity;
+    int64_t bounded, cut; /* branches and plans whose bound was computed; those of them that were cut */
+    bool short_of_kinds;  /* ended before the best of as many kinds were known */
+} Search;
+
+/* Reports progress on stderr while it takes long. An empty result: no layout is possible, or none fits. */
+void search_run(Search *s, const SearchRequest *q);
+void search_free(Search *s);
+
+/* Forecasts one choice. Its error says why it is not possible. */
+ErrorCode search_forecast(Candidate *out, const SearchRequest *q, const Choice *c, Error *err);
+void search_describe(Candidate *out, const Forecast *f, const Choice *c, double memory);
+
+/* Calls `visit` for every plan of the space, possible or not. */
+typedef void SearchVisit(void *context, const Choice *c);
+void search_enumerate(const SearchRequest *q, SearchVisit *visit, void *context);
+
+bool search_same_kind(const Choice *a, const Choice *b);
+
+#endif
