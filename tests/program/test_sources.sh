@@ -195,6 +195,21 @@ done
 exits 0 tokenize run.yaml 'data.sources=[{path: ids.bin, format: tokens, dtype: uint16, end: none}]'
 grep -q ' 1 document,' out err || fail "end: none is not one document: $(cat out)"
 exits 0 train run.yaml run.dir=ids 'data.sources=[{path: ids.npy, format: tokens}]' data.validation_fraction=0.2
+# The sources of "Public data sets" in docs/use/data-formats.md, as they are there.
+mkdir -p fineweb dolma dclm nanochat nanogpt megatron
+cp rows.parquet fineweb/000_00000.parquet
+cp rows.parquet nanochat/shard_00000.parquet
+gzip -c rows.jsonl >dolma/c4-0000.json.gz
+cp ids.bin nanogpt/train.bin
+cp pair.bin megatron/my_text_document.bin
+cp pair.idx megatron/my_text_document.idx
+sed '/^data:/d; $a data: {cache_dir: cache, tokenizer: bytes}' run.yaml >public.yaml
+listed=$(sed -n '/^## Public data sets/,/^All sources/p' "$WEFT_SOURCE_DIR/docs/use/data-formats.md" | sed -n 's/^    - \({path.*}\) *#.*/\1/p')
+[ "$(wc -l <<<"$listed")" -eq 6 ] || fail "public data sets of the page: $listed"
+if command -v zstd >/dev/null; then zstd -q rows.jsonl -o dclm/shard_00000.jsonl.zst; else listed=$(grep -v zst <<<"$listed"); fi
+exits 0 tokenize public.yaml "data.sources=[$(paste -sd, <<<"$listed")]"
+[ "$(grep -c ' 1 file, [1-9][0-9]* documents' out)" -eq "$(wc -l <<<"$listed")" ] || fail "public data sets: $(cat out)"
+
 # The index is part of the data: another index gives another cache, and a run lists it among its files.
 exits 0 train run.yaml run.dir=pair 'data.sources=[{path: pair.bin, format: tokens}]'
 printf '\1' | dd of=pair.idx bs=1 seek=17 conv=notrunc status=none
