@@ -80,18 +80,29 @@ static KSplit shared(bool is, int64_t k) {
     return is ? (KSplit){.runs = 1, .run = {{.length = k, .split_size = k}}} : NO_SPLIT;
 }
 
-static void check_product(Gemm *g, Device *d, const int64_t shape[3], int bits, Dtype ab, Dtype c) {
+/* A copy of m rows of at least n elements each, `from` elements apart, now `to` apart. */
+static void *rows_apart(const void *x, int64_t m, int64_t from, int64_t to, Dtype t) {
+    void *copy = tensor(m * to, t);
+    for (int64_t i = 0; i < m; i++)
+        memcpy(tensor_to(copy, i * to, t), tensor_at(x, i * from, t), (size_t)to * dtype_bytes(t));
+    return copy;
+}
+
+/* One product of the reference, whose rows of C are apart, for all implementations, with and without splits.
+ * Their rows of C are adjacent or apart. */
+static void check_product(Gemm *const *g, int ways, Device *d, const int64_t shape[3], int bits, Dtype ab,
+                          Dtype c) {
     bool trans_a = bits & 1, trans_b = bits & 2, accumulate = bits & 4;
-    int64_t m = shape[0], n = shape[1], k = shape[2], ldc = n + (bits & 8 ? 5 : 0);
+    int64_t m = shape[0], n = shape[1], k = shape[2], apart = n + 5;
     void *a = random_tensor(m * k, ab, -1, 1), *b = random_tensor(k * n, ab, -1, 1),
-         *before = random_tensor(m * ldc, c, -1, 1), *want = copy_of(before, m * ldc, c);
-    OP(&reference, gemm, trans_a, trans_b, m, n, k, a, b, ab, want, c, ldc, accumulate, NO_SPLIT);
-    for (int splits = 0; splits < 2; splits++) {
-        void *got = copy_of(before, m * ldc, c);
-        gemm_run(
-            g, d,
-            &(GemmArgs){trans_a, trans_b, m, n, k, a, b, ab, got, c, ldc, accumulate, shared(splits, k)});
-        assert_sums("gemm", d, got, want, m * ldc, c, (double)k, 1);
+         *before = random_tensor(m * apart, c, -1, 1), *want = copy_of(before, m * apart, c);
+    OP(&reference, gemm, trans_a, trans_b, m, n, k, a, b, ab, want, c, apart, accumulate, NO_SPLIT);
+    for (int i = 0; i < 4 * ways; i++) {
+        int64_t ldc = i & 1 ? n : apart;
+        void *got = rows_apart(before, m, apart, ldc, c);
+        gemm_run(g[i / 4], d,
+                 &(GemmArgs){trans_a, trans_b, m, n, k, a, b, ab, got, c, ldc, accumulate, shared(i & 2, k)});
+        assert_sums("gemm", d, got, rows_apart(want, m, apart, ldc, c), m * ldc, c, (double)k, 1);
     }
     drop_all();
 }
@@ -146,21 +157,19 @@ static void test_gemm(void **state) {
     Device d;
     Error err;
     open_device(&d, NULL, 2);
-    for (int native = 0; native < ways; native++) {
-        Gemm *g = NULL;
-        assert_int_equal(gemm_open(&g, optimised_of(&d)->kernels, native != 0, 2, &err), OK);
-        free(d.scratch);
-        d.scratch_size = gemm_scratch_bytes(4, DTYPE_BF16, 1);
-        d.scratch = malloc(d.scratch_size + 1);
-        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
-            for (int bits = 0; bits < 16; bits++) {
-                if (!native) check_product(g, &d, shapes[s], bits, DTYPE_F32, DTYPE_F32);
-                check_product(g, &d, shapes[s], bits, DTYPE_BF16, DTYPE_F32);
-                check_product(g, &d, shapes[s], bits, DTYPE_BF16, DTYPE_BF16);
-            }
+    Gemm *g[2] = {NULL};
+    for (int native = 0; native < ways; native++)
+        assert_int_equal(gemm_open(&g[native], optimised_of(&d)->kernels, native != 0, 2, &err), OK);
+    free(d.scratch);
+    d.scratch_size = gemm_scratch_bytes(4, DTYPE_BF16, 1);
+    d.scratch = malloc(d.scratch_size + 1);
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int bits = 0; bits < 8; bits++) {
+            check_product(g, 1, &d, shapes[s], bits, DTYPE_F32, DTYPE_F32);
+            check_product(g, ways, &d, shapes[s], bits, DTYPE_BF16, DTYPE_F32);
+            check_product(g, ways, &d, shapes[s], bits, DTYPE_BF16, DTYPE_BF16);
         }
-        gemm_close(g);
-    }
+    for (int native = 0; native < ways; native++) gemm_close(g[native]);
     close_device(&d);
 }
 
