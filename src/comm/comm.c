@@ -11,6 +11,7 @@
  *     transport.h      carries messages: mpi/, loopback/
  *     small.c          barriers, records, broadcasts: messages of the same kind, waited for
  *     failure.c        control messages about failures, and the watchdog
+ *     repair.c         goes on without ranks that died, where the transport can
  *     launch.c, launched_env.c, launcher_output.c, local_ranks.c    processes, and their launcher
  *
  * Threads: the main thread, which alone calls comm.h; the progress thread (progress_main), which advances
@@ -61,6 +62,7 @@ ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) {
 ErrorCode comm_transport_failure(Comm *c, int error, const char *what) {
     char text[256];
     c->transport->kind->explain(error, text, sizeof text);
+    c->broken |= c->failure.code == OK;
     return comm_keep_failure(c, ERR_PEER, "rank %d: %s: %s", c->rank, what, text);
 }
 
@@ -87,20 +89,22 @@ ErrorCode comm_join(Comm *c, const char *what, int *channel, Error *err) {
 }
 
 /* Three channels of all ranks, so that small operations, messages of stages and control messages never mix,
- * whatever their tags. */
-static ErrorCode open_channels(Comm *c, Error *err) {
+ * whatever their tags. The standing receive of control messages lasts from here to the end. */
+ErrorCode comm_make_channels(Comm *c, Error *err) {
     int *const channels[] = {&c->small, &c->point, &c->control};
-    ErrorCode code = OK;
-    comm_blocked(c, "MPI start");
-    for (int i = 0; i < 3 && code == OK; i++) code = comm_join(c, "making a group", channels[i], err);
-    comm_blocked(c, NULL);
-    TRY(code);
-    comm_lock(c);
-    /* The standing receive of control messages, from here to the end. */
+    for (int i = 0; i < 3; i++) TRY(comm_join(c, "making a group", channels[i], err));
     control_listen(c);
     c->listening = true;
-    comm_unlock(c);
     return OK;
+}
+
+static ErrorCode open_channels(Comm *c, Error *err) {
+    comm_lock(c);
+    comm_blocked(c, "MPI start");
+    ErrorCode code = comm_make_channels(c, err);
+    comm_blocked(c, NULL);
+    comm_unlock(c);
+    return code;
 }
 
 /* Conditions use the monotonic clock, as all times here do. */
@@ -228,6 +232,7 @@ void comm_close(Comm *c) {
     free(c->small_scratch);
     free(c->heard);
     free(c->lines);
+    free(c->old_ranks);
     device_close(&c->own);
     pthread_mutex_destroy(&c->mutex);
     pthread_cond_destroy(&c->wake);

@@ -69,8 +69,9 @@ enum { P2P_CHANNELS = 4 /* to and from the previous and the next stage */, COMMU
 typedef struct Op {
     OpKind kind;
     uint32_t generation; /* counts the uses of this slot: a request with another generation has ended */
-    struct Op *next;     /* in its queue, or in the list of free slots */
-    const char *name;    /* the operation it is part of, for messages; or NULL */
+    bool under_way;
+    struct Op *next;  /* in its queue, or in the list of free slots */
+    const char *name; /* the operation it is part of, for messages; or NULL */
 
     /* Collectives. The range of rank p is given by `ranges`, in elements of `width` bytes; if that is NULL,
      * it is `stride` bytes from p * stride on, clipped at `total`. Data moves in buckets. */
@@ -157,6 +158,9 @@ typedef struct ControlMessage {
 struct Comm {
     int rank, size, local_rank, local_size, local_cores;
     bool joined; /* there is a transport */
+    bool repairable;
+    int epoch;      /* repairs so far */
+    int *old_ranks; /* [size] before the last one, or NULL */
     CommTransport *transport;
     int small, point, control; /* channels of all ranks */
     bool has_mesh;
@@ -183,10 +187,12 @@ struct Comm {
     Transfer *transfers; /* [COMM_EVENTS] by event */
     int fresh_transfers; /* entries from here on were never used */
     int free_transfer;   /* first of the free list, or -1 */
+    int posts, sends;    /* entries in use, and how many of them are sends */
     TransportEnd *ends;  /* [COMM_EVENTS] */
     char *small_scratch;
     size_t small_capacity;
     Error failure;                  /* the first; code OK: none */
+    bool broken;                    /* that of a message, which a repair can heal */
     bool hearsay;                   /* a communicator has failed, usually because another rank did */
     ControlMessage control_message; /* being received */
     int control_event;              /* of the standing receive, */
@@ -233,10 +239,18 @@ ErrorCode comm_transport_failure(Comm *c, int error, const char *what);
 ErrorCode comm_refused(const Comm *c, Error *err); /* the failure so far, or OK */
 
 ErrorCode comm_join(Comm *c, const char *what, int *channel, Error *err); /* creates a channel of all ranks */
+/* Creates the channels of all ranks, and listens for control messages. The lock is held. */
+ErrorCode comm_make_channels(Comm *c, Error *err);
 
 /* transfer.c. The mutex is held. */
 void transfer_setup(Comm *c);
 void transfer_free(Comm *c);
+/* Ends a post and forgets it. */
+void transfer_drop(Comm *c, int event);
+/* Forgets all posts. */
+void transfer_drop_all(Comm *c);
+/* Ends all operations. No post may be open. */
+void transfer_end_all(Comm *c);
 /* Takes a slot for an operation, which is then under way. Returns NULL after setting the failure. */
 Op *op_begin(Comm *c, OpKind kind);
 void op_end(Comm *c, Op *op);

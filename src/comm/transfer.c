@@ -56,7 +56,7 @@ Op *op_begin(Comm *c, OpKind kind) {
         return NULL;
     }
     c->free_ops = op->next;
-    *op = (Op){.kind = kind, .generation = op->generation};
+    *op = (Op){.kind = kind, .generation = op->generation, .under_way = true};
     c->under_way++;
     pool_unlock_all();
     if (c->has_progress) pthread_cond_broadcast(&c->wake);
@@ -67,6 +67,7 @@ void op_end(Comm *c, Op *op) {
     pool_lock_all();
     /* From here on its requests count as ended, forever: a slot has 2^32 uses. */
     op->generation++;
+    op->under_way = false;
     op->next = c->free_ops;
     c->free_ops = op;
     c->under_way--;
@@ -107,8 +108,10 @@ void op_describe(const Comm *c, const Op *op, char *out, size_t size) {
 /* ---- posts ---- */
 
 /* Takes freed entries first, which are in the cache; then the next that was never used. */
-static int take_transfer(Comm *c) {
+static int take_transfer(Comm *c, bool receives) {
     int event = c->free_transfer;
+    c->posts++;
+    c->sends += !receives;
     if (event < 0) {
         CHECK(c->fresh_transfers < COMM_EVENTS);
         return c->fresh_transfers++;
@@ -118,8 +121,31 @@ static int take_transfer(Comm *c) {
 }
 
 static void give_transfer(Comm *c, int event) {
+    c->posts--;
+    c->sends -= !c->transfers[event].receives;
     c->transfers[event].next = c->free_transfer;
     c->free_transfer = event;
+}
+
+void transfer_drop(Comm *c, int event) {
+    const Transfer t = c->transfers[event];
+    give_transfer(c, event);
+    if (t.staged) staging_end(c, &t, false);
+}
+
+/* Entries that are free are in the list. */
+void transfer_drop_all(Comm *c) {
+    bool *free_ones = mem_alloc_array(COMM_EVENTS, sizeof *free_ones);
+    for (int event = c->free_transfer; event >= 0; event = c->transfers[event].next) free_ones[event] = true;
+    for (int event = 0; event < c->fresh_transfers; event++)
+        if (!free_ones[event]) transfer_drop(c, event);
+    free(free_ones);
+}
+
+void transfer_end_all(Comm *c) {
+    CHECK(c->posts == 0);
+    for (int i = 0; i < OPS_MAX; i++)
+        if (c->ops[i].under_way) op_end(c, &c->ops[i]);
 }
 
 /* Reports the operation and the peer: "all-gather of N bytes over dp_shard: receiving from rank 3". */
@@ -142,7 +168,7 @@ static bool is_tensor(const Comm *c, const Transfer *t) {
 
 /* If the transport refuses a post, its entry is freed; the failure is kept, and ends all operations. */
 int transfer_post(Comm *c, Transfer t, int channel, int64_t tag, void *data) {
-    int event = take_transfer(c);
+    int event = take_transfer(c, t.receives);
     TransportPost post = {.channel = channel, .peer = t.peer, .tag = tag, .bytes = t.bytes, .event = event};
     if (staging_needed(c) && is_tensor(c, &t)) t.staged = data = staging_begin(c, &t, data);
     c->transfers[event] = t;

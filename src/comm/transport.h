@@ -56,6 +56,22 @@ typedef struct TransportKind {
     void (*abort)(CommTransport *transport, int status);
     /* Collective, unless ranks have failed. Open posts are abandoned. */
     void (*close)(CommTransport *transport);
+
+    /* For transports whose ranks can go on without those that died (repair.c); otherwise these are NULL. */
+    /* Whether this one can; if not, why. */
+    bool (*can_repair)(CommTransport *transport, char *problem, size_t size);
+    /* Collective: all ranks can, and may do so from now on. May change `tags`. */
+    int (*allow_repair)(CommTransport *transport);
+    /* Ends the open receives of all ranks, which `finished` then reports; sends to living ranks may stay
+     * open. Later posts and joins fail. */
+    void (*revoke)(CommTransport *transport);
+    /* Collective over the ranks that live, after revoke, when no receive is open. Gives up all channels and
+     * open sends, and renumbers the ranks: rank p of now was old[p]. A failure may concern this rank alone;
+     * `size` and old[] say whether it came before or after the ranks were renumbered. */
+    int (*shrink)(CommTransport *transport, int *old /* [size before], filled with 0, 1, ... */);
+    /* Collective over the ranks that live. Whether all are well and none has died since shrink: the same
+     * answer for all. */
+    bool (*agree)(CommTransport *transport, bool well);
 } TransportKind;
 
 struct CommTransport {

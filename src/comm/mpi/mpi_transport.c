@@ -9,22 +9,40 @@
  * error until the death is acknowledged. */
 #include "comm/mpi/mpi_transport.h"
 
-#include <dlfcn.h>
 #include <mpi.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/text.h"
+#include "comm/mpi/ulfm.h"
+
+/* A communicator of its own; or, where repairs are allowed, messages of the communicator of all ranks, with
+ * tags of their own. */
+typedef struct Channel {
+    MPI_Comm comm;
+    int *members; /* ranks in comm by their ranks in the channel; NULL: the same */
+    int first_tag;
+} Channel;
+
+/* Where a rank runs. */
+typedef struct Place {
+    int host; /* the lowest rank there, when MPI started */
+    cpu_set_t cores;
+} Place;
 
 typedef struct MpiTransport {
     CommTransport transport;
-    MPI_Comm channels[TRANSPORT_CHANNELS];
+    MPI_Comm all;       /* all ranks; a shrunk one after a repair */
+    Place own, *places; /* places: [size] of all ranks, where repairs are allowed */
+    Channel channels[TRANSPORT_CHANNELS];
     int channel_count, open, events;
     MPI_Request *requests; /* [events], the first `open` are in use */
     int *event;            /* [events] of each request */
     int *where;            /* [events] */
     bool *receives;        /* [events] by event */
+    bool tolerant;         /* ranks may die: repairs are allowed */
+    bool repaired;         /* ranks have died, and the others go on */
     int death;             /* the error of a receive that stays open, not yet reported; or MPI_SUCCESS */
     MPI_Status *statuses;
     int *indices;
@@ -54,11 +72,11 @@ static ErrorCode find_tags(MpiTransport *m, Error *err) {
 
 /* A launcher may bind each rank to cores of its own, or allow all cores to all: the ranks share the union of
  * their cores. Masks are combined as bytes; with more cores than a mask can hold, none is known. */
-static int find_cores(MPI_Comm local) {
-    cpu_set_t own, all;
-    CPU_ZERO(&own);
-    if (sched_getaffinity(0, sizeof own, &own) != 0) CPU_ZERO(&own);
-    int code = MPI_Allreduce(&own, &all, sizeof all, MPI_BYTE, MPI_BOR, local);
+static int find_cores(Place *own, MPI_Comm local) {
+    cpu_set_t all;
+    CPU_ZERO(&own->cores);
+    if (sched_getaffinity(0, sizeof own->cores, &own->cores) != 0) CPU_ZERO(&own->cores);
+    int code = MPI_Allreduce(&own->cores, &all, sizeof all, MPI_BYTE, MPI_BOR, local);
     return code == MPI_SUCCESS ? CPU_COUNT(&all) : 0;
 }
 
@@ -66,14 +84,16 @@ static ErrorCode find_ranks(MpiTransport *m, Error *err) {
     MPI_Comm local;
     CommTransport *l = &m->transport;
     /* Otherwise MPI ends the process by itself, with its own message. */
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    TRY(check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &l->rank), "asking for the rank", err));
-    TRY(check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &l->size), "asking for the number of ranks", err));
-    TRY(check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, l->rank, MPI_INFO_NULL, &local),
+    MPI_Comm_set_errhandler(m->all, MPI_ERRORS_RETURN);
+    TRY(check_mpi(MPI_Comm_rank(m->all, &l->rank), "asking for the rank", err));
+    TRY(check_mpi(MPI_Comm_size(m->all, &l->size), "asking for the number of ranks", err));
+    TRY(check_mpi(MPI_Comm_split_type(m->all, MPI_COMM_TYPE_SHARED, l->rank, MPI_INFO_NULL, &local),
                   "finding the ranks of this machine", err));
     MPI_Comm_rank(local, &l->local_rank);
     MPI_Comm_size(local, &l->local_size);
-    l->local_cores = find_cores(local);
+    l->local_cores = find_cores(&m->own, local);
+    m->own.host = l->rank;
+    MPI_Bcast(&m->own.host, 1, MPI_INT, 0, local);
     MPI_Comm_free(&local);
     return find_tags(m, err);
 }
@@ -92,13 +112,33 @@ static void allocate(MpiTransport *m, int events) {
 
 /* ---- channels ---- */
 
+static int join_communicator(MpiTransport *m, int colour, int key, Channel *c) {
+    int code = MPI_Comm_split(m->all, colour, key, &c->comm);
+    if (code == MPI_SUCCESS) MPI_Comm_set_errhandler(c->comm, MPI_ERRORS_RETURN);
+    return code;
+}
+
+/* Without a new communicator: a death while Open MPI 5.0 makes one may crash the ranks that take part. */
+static int join_tags(MpiTransport *m, int colour, int key, int size, Channel *c) {
+    int own[2] = {colour, key}, ranks = m->transport.size;
+    int *all = mem_alloc_array(2 * (size_t)ranks, sizeof *all);
+    int code = MPI_Allgather(own, 2, MPI_INT, all, 2, MPI_INT, m->all);
+    int *members = mem_alloc_array((size_t)size, sizeof *members);
+    for (int p = 0; p < ranks && code == MPI_SUCCESS; p++)
+        if (all[2 * p] == colour && all[2 * p + 1] < size) members[all[2 * p + 1]] = p;
+    free(all);
+    *c = (Channel){m->all, members, (int)(m->transport.tags * (c - m->channels))};
+    return code;
+}
+
 static int join(CommTransport *transport, int colour, int key, int size, int *channel) {
     MpiTransport *m = (MpiTransport *)transport;
-    (void)size; /* MPI counts for itself */
     CHECK(m->channel_count < TRANSPORT_CHANNELS);
-    MPI_Comm *c = &m->channels[ *channel = m->channel_count++];
-    int code = MPI_Comm_split(MPI_COMM_WORLD, colour, key, c);
-    if (code == MPI_SUCCESS) MPI_Comm_set_errhandler(*c, MPI_ERRORS_RETURN);
+    Channel *c = &m->channels[ *channel = m->channel_count];
+    *c = (Channel){.comm = MPI_COMM_NULL};
+    int code = m->tolerant ? join_tags(m, colour, key, size, c) : join_communicator(m, colour, key, c);
+    /* If a split fails, the handle may be anything. */
+    if (code == MPI_SUCCESS || c->members) m->channel_count++;
     return code;
 }
 
@@ -113,19 +153,25 @@ static int add(MpiTransport *m, int event, bool receives, int code) {
     return TRANSPORT_OK;
 }
 
+static int peer_of(const Channel *c, int peer) {
+    if (peer == TRANSPORT_ANY) return MPI_ANY_SOURCE;
+    return c->members ? c->members[peer] : peer;
+}
+
 static int post_send(CommTransport *transport, const TransportPost *p, const void *data) {
     MpiTransport *m = (MpiTransport *)transport;
+    const Channel *c = &m->channels[p->channel];
     return add(m, p->event, false,
-               MPI_Isend(data, (int)p->bytes, MPI_BYTE, p->peer, (int)p->tag, m->channels[p->channel],
-                         &m->requests[m->open]));
+               MPI_Isend(data, (int)p->bytes, MPI_BYTE, peer_of(c, p->peer), c->first_tag + (int)p->tag,
+                         c->comm, &m->requests[m->open]));
 }
 
 static int post_receive(CommTransport *transport, const TransportPost *p, void *data) {
     MpiTransport *m = (MpiTransport *)transport;
-    int peer = p->peer == TRANSPORT_ANY ? MPI_ANY_SOURCE : p->peer;
+    const Channel *c = &m->channels[p->channel];
     return add(m, p->event, true,
-               MPI_Irecv(data, (int)p->bytes, MPI_BYTE, peer, (int)p->tag, m->channels[p->channel],
-                         &m->requests[m->open]));
+               MPI_Irecv(data, (int)p->bytes, MPI_BYTE, peer_of(c, p->peer), c->first_tag + (int)p->tag,
+                         c->comm, &m->requests[m->open]));
 }
 
 /* MPI sends each message when it is posted. */
@@ -152,16 +198,40 @@ static void take_out(MpiTransport *m, int at) {
     m->where[m->event[at]] = at;
 }
 
-static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
-
-/* Lets receives from any rank continue although a rank has died. The function is not in every library. */
+/* Lets receives from any rank continue although a rank has died. */
 static void acknowledge(MpiTransport *m, int error) {
-    union {
-        void *found;
-        int (*call)(MPI_Comm);
-    } ack = {dlsym(RTLD_DEFAULT, "MPIX_Comm_failure_ack")};
+    const Ulfm *u = ulfm_find();
     m->death = error;
-    for (int i = 0; ack.found && i < m->channel_count; i++) ack.call(m->channels[i]);
+    for (int i = 0; u && i < m->channel_count; i++) u->acknowledge(m->channels[i].comm);
+}
+
+static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+/* Whether one request has ended; *error: how. */
+static bool test_request(MpiTransport *m, int at, int *error, MPI_Status *status) {
+    int come = 0;
+    if (m->tolerant && !m->receives[m->event[at]]) {
+        /* In a test Open MPI 5 would end a send over a revoked communicator with an error, and then the
+         * process, once the receiver has let go of the message. A mere look ends nothing. */
+        *error = MPI_Request_get_status(m->requests[at], &come, status);
+        if (*error != MPI_SUCCESS || !come) return false;
+    }
+    *error = MPI_Test(&m->requests[at], &come, status);
+    if (m->requests[at] == MPI_REQUEST_NULL) return true;
+    if (*error != MPI_SUCCESS) acknowledge(m, *error);
+    return false;
+}
+
+/* One by one: MPI_Testsome of Open MPI 5 tests sends (test_request), and may end requests without naming them
+ * in a call that reports the failure of another. */
+static int finished_each(MpiTransport *m, TransportEnd *ends, int most) {
+    MPI_Status status;
+    int reported = 0, error;
+    for (int at = m->open - 1; at >= 0 && reported < most; at--) {
+        if (!test_request(m, at, &error, &status)) continue;
+        ends[reported++] = end_of(m, at, error, &status);
+        take_out(m, at);
+    }
+    return reported;
 }
 
 /* Gaps are filled from the end, so that no open request is lost. If some operations failed, their errors are
@@ -171,6 +241,7 @@ static int finished(CommTransport *transport, TransportEnd *ends, int most, int 
     int count = 0, reported = 0, looked = m->open < most ? m->open : most;
     if (m->death != MPI_SUCCESS) return *error = m->death, m->death = MPI_SUCCESS, -1;
     if (looked == 0) return 0;
+    if (m->tolerant) return finished_each(m, ends, most);
     int code = MPI_Testsome(looked, m->requests, &count, m->indices, m->statuses);
     if (count == MPI_UNDEFINED) count = 0;
     if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return *error = code, -1;
@@ -191,12 +262,9 @@ static int finished(CommTransport *transport, TransportEnd *ends, int most, int 
 static bool test(CommTransport *transport, int event, TransportEnd *out) {
     MpiTransport *m = (MpiTransport *)transport;
     MPI_Status status;
-    int come = 0, at = m->where[event], code = MPI_Test(&m->requests[at], &come, &status);
-    if (m->requests[at] != MPI_REQUEST_NULL) {
-        if (code != MPI_SUCCESS) acknowledge(m, code);
-        return false;
-    }
-    *out = end_of(m, at, code, &status);
+    int at = m->where[event], error;
+    if (!test_request(m, at, &error, &status)) return false;
+    *out = end_of(m, at, error, &status);
     take_out(m, at);
     return true;
 }
@@ -208,6 +276,94 @@ static void explain(int error, char *out, size_t size) {
     snprintf(out, size, "%s", text);
 }
 
+/* ---- repair ---- */
+
+/* Channels take the upper bits of the tags. */
+enum { CHANNEL_TAGS = 128 /* at least TRANSPORT_CHANNELS */, LEAST_TAGS = 1 << 18 };
+
+static bool can_repair(CommTransport *transport, char *problem, size_t size) {
+    ulfm_problem(problem, size);
+    if (!*problem && transport->tags / CHANNEL_TAGS < LEAST_TAGS)
+        snprintf(problem, size, "this MPI library has tags up to %lld only", (long long)transport->tags - 1);
+    return !*problem;
+}
+
+static int allow_repair(CommTransport *transport) {
+    MpiTransport *m = (MpiTransport *)transport;
+    m->tolerant = true;
+    transport->tags /= CHANNEL_TAGS;
+    m->places = mem_alloc_array((size_t)transport->size, sizeof *m->places);
+    return MPI_Allgather(&m->own, sizeof m->own, MPI_BYTE, m->places, sizeof m->own, MPI_BYTE, m->all);
+}
+
+static void revoke(CommTransport *transport) {
+    MpiTransport *m = (MpiTransport *)transport;
+    for (int i = 0; i < m->channel_count; i++)
+        if (!m->channels[i].members) ulfm_find()->revoke(m->channels[i].comm);
+    ulfm_find()->revoke(m->all);
+}
+
+/* old: for each rank of `now`, its rank in `before`. */
+static int translate(MPI_Comm now, MPI_Comm before, int size, int *old) {
+    MPI_Group group, whole;
+    int *own = mem_alloc_array((size_t)size, sizeof *own);
+    for (int p = 0; p < size; p++) own[p] = p;
+    MPI_Comm_group(now, &group);
+    MPI_Comm_group(before, &whole);
+    int code = MPI_Group_translate_ranks(group, size, own, whole, old);
+    MPI_Group_free(&group);
+    MPI_Group_free(&whole);
+    free(own);
+    return code;
+}
+
+static void forget_channels(MpiTransport *m) {
+    for (int i = 0; i < m->channel_count; i++) free(m->channels[i].members);
+    m->death = MPI_SUCCESS;
+    m->open = m->channel_count = 0;
+}
+
+/* Takes the places of the ranks that are left, in place: their order is kept. */
+static void find_places(MpiTransport *m, const int *old) {
+    CommTransport *l = &m->transport;
+    cpu_set_t all;
+    CPU_ZERO(&all);
+    l->local_rank = l->local_size = 0;
+    for (int p = 0; p < l->size; p++) {
+        m->places[p] = m->places[old[p]];
+        if (m->places[p].host != m->own.host) continue;
+        l->local_size++;
+        l->local_rank += p < l->rank;
+        CPU_OR(&all, &all, &m->places[p].cores);
+    }
+    if (l->local_cores) l->local_cores = CPU_COUNT(&all);
+}
+
+/* Revoked communicators are not freed: Open MPI would give their numbers to new ones, which would then get
+ * messages that were under way. */
+static int shrink(CommTransport *transport, int *old) {
+    MpiTransport *m = (MpiTransport *)transport;
+    MPI_Comm now, before = m->all;
+    forget_channels(m);
+    int code = ulfm_find()->shrink(before, &now);
+    if (code != MPI_SUCCESS) return code;
+    m->all = now;
+    m->repaired = true;
+    MPI_Comm_set_errhandler(now, MPI_ERRORS_RETURN);
+    MPI_Comm_size(now, &transport->size);
+    MPI_Comm_rank(now, &transport->rank);
+    code = translate(now, before, transport->size, old);
+    if (code == MPI_SUCCESS) find_places(m, old);
+    return code;
+}
+
+static bool agree(CommTransport *transport, bool well) {
+    MpiTransport *m = (MpiTransport *)transport;
+    int all = well;
+    if (!well) revoke(transport);
+    return ulfm_find()->agree(m->all, &all) == MPI_SUCCESS && all;
+}
+
 /* ---- closing ---- */
 
 static void abort_all(CommTransport *transport, int status) {
@@ -217,15 +373,23 @@ static void abort_all(CommTransport *transport, int status) {
 
 /* Posts that are still open were abandoned after a failure, or are the standing receive of control messages.
  * MPI_Finalize waits for all ranks, which is why the watchdog watches it. */
-static void close_transport(CommTransport *transport) {
-    MpiTransport *m = (MpiTransport *)transport;
+static void end_mpi(MpiTransport *m) {
     for (int i = 0; i < m->open; i++) {
         MPI_Cancel(&m->requests[i]);
         MPI_Request_free(&m->requests[i]);
     }
     for (int i = 0; i < m->channel_count; i++)
-        if (m->channels[i] != MPI_COMM_NULL) MPI_Comm_free(&m->channels[i]);
+        if (!m->channels[i].members) MPI_Comm_free(&m->channels[i].comm);
     MPI_Finalize();
+}
+
+/* After a repair MPI_Finalize would wait for the dead. The process may end once all others have come here: a
+ * rank that ends while others wait for its messages is one that died. */
+static void close_transport(CommTransport *transport) {
+    MpiTransport *m = (MpiTransport *)transport;
+    m->repaired ? (void)agree(transport, true) : end_mpi(m);
+    for (int i = 0; i < m->channel_count; i++) free(m->channels[i].members);
+    free(m->places);
     free(m->requests);
     free(m->event);
     free(m->where);
@@ -245,7 +409,12 @@ static const TransportKind mpi = {.name = "mpi",
                                   .test = test,
                                   .explain = explain,
                                   .abort = abort_all,
-                                  .close = close_transport};
+                                  .close = close_transport,
+                                  .can_repair = can_repair,
+                                  .allow_repair = allow_repair,
+                                  .revoke = revoke,
+                                  .shrink = shrink,
+                                  .agree = agree};
 
 /* Sets *transport as soon as there is something to close, also if an error follows. */
 ErrorCode mpi_transport_open(CommTransport **transport, int events, const char *variable, Error *err) {
@@ -259,7 +428,7 @@ ErrorCode mpi_transport_open(CommTransport **transport, int events, const char *
                          "MPI could not be initialised, though %s says that a launcher started this process",
                          variable);
     MpiTransport *m = mem_alloc(sizeof *m);
-    *m = (MpiTransport){.transport = {.kind = &mpi}};
+    *m = (MpiTransport){.transport = {.kind = &mpi}, .all = MPI_COMM_WORLD};
     *transport = &m->transport;
     allocate(m, events);
     TRY(find_ranks(m, err));

@@ -1,0 +1,134 @@
+/* Repairs a Comm after ranks have died.
+ *
+ *     BROKEN --revoke--> others learn of it; posts end
+ *       |  drain: takes the end of every post, so that nobody writes into the caller's memory any more
+ *       |  shrink: the ranks that live, in their order (waits for all of them)
+ *       |  channels: makes what comm_open makes
+ *       |  agree: has everybody made its channels, and is everybody still alive?
+ *       |       no: again, from revoke on
+ *     WHOLE
+ *
+ * Only the result of `agree` counts: it is the same on all ranks, while each of the steps before may succeed
+ * on one rank and fail on another. A rank whose step has failed revokes what it has made before it agrees:
+ * others may be waiting in that step. Posts that ended without an error prove nothing either: a send may end
+ * so although nobody received it.
+ *
+ * The mutex is held throughout. The watchdog needs none for a rank that is blocked in MPI (comm_blocked). */
+#include "comm/repair.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "comm/internal.h"
+
+enum { ROUNDS_MAX = 64, SENDS_MS = 200 };
+
+static ErrorCode can_repair(Comm *c, Error *err) {
+    char problem[256] = "there is only one rank";
+    const TransportKind *kind = c->joined ? c->transport->kind : NULL;
+    comm_lock(c);
+    if (kind) snprintf(problem, sizeof problem, "the transport %s does not go on without them", kind->name);
+    bool can = kind && kind->can_repair && kind->can_repair(c->transport, problem, sizeof problem);
+    comm_unlock(c);
+    return can ? OK : error_set(err, ERR_UNAVAILABLE, "no repair when ranks die: %s", problem);
+}
+
+ErrorCode comm_allow_repair(Comm *c, Error *err) {
+    CHECK(!c->has_mesh);
+    TRY(comm_agree(c, can_repair(c, err), err));
+    comm_lock(c);
+    comm_blocked(c, "preparing for repairs");
+    int error = c->transport->kind->allow_repair(c->transport);
+    comm_blocked(c, NULL);
+    if (error != TRANSPORT_OK) comm_transport_failure(c, error, "preparing for repairs");
+    c->repairable = error == TRANSPORT_OK;
+    ErrorCode code = comm_refused(c, err);
+    comm_unlock(c);
+    return code;
+}
+
+bool comm_is_broken(Comm *c) {
+    comm_lock(c);
+    bool broken = c->repairable && c->broken;
+    comm_unlock(c);
+    return broken;
+}
+
+/* Takes the ends of all posts, whatever they say. Sends that do not end are given up after a while in which
+ * nothing has ended: their receivers have revoked the channel too, and read nothing. */
+static void drain(Comm *c) {
+    int error = TRANSPORT_OK;
+    long long last = comm_nanoseconds();
+    while (c->posts > c->sends || (c->posts > 0 && comm_nanoseconds() - last < SENDS_MS * 1000000LL)) {
+        int count = c->transport->kind->finished(c->transport, c->ends, COMM_EVENTS, &error);
+        for (int i = 0; i < count; i++) transfer_drop(c, c->ends[i].event);
+        if (count > 0) last = comm_nanoseconds();
+        if (count <= 0) nanosleep(&(struct timespec){0, 50000}, NULL);
+    }
+    transfer_drop_all(c);
+}
+
+/* What belongs to the ranks and channels from before. The failure is cleared: from here on operations may
+ * start. */
+static void forget(Comm *c) {
+    transfer_end_all(c);
+    for (int set = 0; set < MESH_SETS; set++) c->groups[set] = (Group){0};
+    c->has_mesh = false;
+    c->used = 0;
+    c->small_started = 0;
+    c->failure = (Error){.code = OK};
+    c->broken = c->hearsay = c->listening = false;
+    c->speaker = -1;
+}
+
+static void take_places(Comm *c) {
+    const CommTransport *t = c->transport;
+    c->rank = t->rank, c->size = t->size;
+    c->local_rank = t->local_rank, c->local_size = t->local_size, c->local_cores = t->local_cores;
+    c->lowest_failed = c->size;
+}
+
+/* before: [ranks of now], their numbers before the repair; in its rounds more of them go. */
+static bool repair_round(Comm *c, int *before) {
+    const TransportKind *kind = c->transport->kind;
+    int *old = mem_alloc_array((size_t)c->size, sizeof *old);
+    for (int p = 0; p < c->size; p++) old[p] = p;
+    kind->revoke(c->transport);
+    drain(c);
+    bool made = kind->shrink(c->transport, old) == TRANSPORT_OK;
+    for (int p = 0; p < c->transport->size; p++) before[p] = before[old[p]];
+    if (made) {
+        forget(c);
+        take_places(c);
+        made = comm_make_channels(c, NULL) == OK;
+    }
+    free(old);
+    return kind->agree(c->transport, made);
+}
+
+static ErrorCode repair(Comm *c, CommRepair *out, Error *err) {
+    int size = c->size;
+    free(c->old_ranks);
+    c->old_ranks = mem_alloc_array((size_t)size, sizeof *c->old_ranks);
+    for (int p = 0; p < size; p++) c->old_ranks[p] = p;
+    for (int round = 0; round < ROUNDS_MAX; round++) {
+        if (!repair_round(c, c->old_ranks)) continue;
+        *out = (CommRepair){++c->epoch, c->size, size - c->size, c->old_ranks};
+        return OK;
+    }
+    return error_set(err, ERR_PEER, "rank %d: ranks went on dying in %d attempts to repair communication",
+                     c->rank, ROUNDS_MAX);
+}
+
+ErrorCode comm_repair(Comm *c, CommRepair *out, Error *err) {
+    CHECK(c->repairable && !atomic_load(&c->communicator_device));
+    *out = (CommRepair){0};
+    comm_lock(c);
+    ErrorCode code = c->broken ? OK : comm_refused(c, err);
+    comm_blocked(c, "repairing communication");
+    if (code == OK) code = repair(c, out, err);
+    comm_blocked(c, NULL);
+    comm_unlock(c);
+    return code;
+}

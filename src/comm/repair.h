@@ -1,0 +1,67 @@
+/* Going on without ranks that died.
+ *
+ *     comm_allow_repair(c, &err);                        once, after comm_open, on all ranks
+ *     ...
+ *     if (comm_wait(c, request, &err) != OK) {
+ *         if (!comm_is_broken(c)) comm_fail(c, &err);    a failure of another kind: it ends all ranks
+ *         // unwind: nothing that was under way has ended, or will end
+ *         CommRepair now;
+ *         TRY(comm_repair(c, &now, &err));
+ *         TRY(comm_set_mesh(c, &mesh_of_those_left, &err));
+ *     }
+ *
+ * What a caller sees
+ *  1. A rank dies. On every other rank the next call of comm.h that needs it, or that moves any message,
+ *     returns ERR_PEER: either it failed by itself, or another rank has begun a repair. comm_is_broken then
+ *     is true. Not all ranks get the error in the same operation: one may have finished the operation in
+ *     which another learned of the death.
+ *  2. Each unwinds, in its own time, and calls comm_repair. The call waits for all that live. A rank that may
+ *     call it at any time, without an error of its own, interrupts the others.
+ *  3. comm_repair returns the same `size`, `old_ranks` and `epoch` on all ranks. If more ranks die meanwhile,
+ *     it begins again by itself; a death that comes later is the next failure.
+ *
+ * Afterwards the Comm is as after comm_open: there is no mesh, no operation is under way, and all requests
+ * from before count as ended. Memory that was passed to an operation is the caller's again, with undefined
+ * contents; what was sent may have arrived or not. Ranks are renumbered, in the old order. Traffic counters
+ * continue.
+ *
+ * What it needs: a transport that can do it. MPI can where the library has ULFM and was started with it:
+ * `mpirun --with-ft ulfm` of Open MPI 5.0.10 or newer. Elsewhere comm_allow_repair returns ERR_UNAVAILABLE,
+ * and everything is as without it: a dead rank ends all ranks.
+ *
+ * Limits
+ *  - A rank must die by a signal, or leave without a status (exit status 0). Over shared memory Open MPI does
+ *    not notice a rank that ends with another status. comm_fail still ends all ranks.
+ *  - A rank that hangs is not found here, but by the watchdog, which ends all ranks. It also does so when a
+ *    repair waits for a rank longer than its limit, and 30 seconds at least.
+ *  - A death in the milliseconds in which a repair makes its new communicator may crash the other ranks
+ *    inside Open MPI 5.0.11. The run then ends, and restarts from its checkpoint.
+ *  - A machine that is lost ends the run: Open MPI's launcher does not survive it.
+ *  - Communicators of GPUs (comm_open_communicators) are not repaired.
+ *  - After a repair comm_close does not end MPI, whose end would wait for the dead.
+ *  - A repair keeps a few kilobytes, of the communicators from before. */
+#ifndef WEFT_COMM_REPAIR_H
+#define WEFT_COMM_REPAIR_H
+
+#include "comm/comm.h"
+
+typedef struct CommRepair {
+    int epoch; /* repairs so far: 1 after the first */
+    int size;  /* ranks that are left */
+    int lost;  /* ranks that died since the last repair */
+    /* [size] the number that each rank had before, ascending; valid until the next repair */
+    const int *old_ranks;
+} CommRepair;
+
+/* All ranks call it before comm_set_mesh. All get the same result: ERR_UNAVAILABLE, with the reason, on every
+ * rank if it is not possible on one. */
+ErrorCode comm_allow_repair(Comm *c, Error *err);
+
+/* Whether the failure of c, if there is one, is that of a message, which comm_repair can heal. */
+bool comm_is_broken(Comm *c);
+
+/* All living ranks call it, after comm_allow_repair has returned OK. Fails with ERR_PEER when ranks go on
+ * dying, or with another code if this rank has failed by itself. */
+ErrorCode comm_repair(Comm *c, CommRepair *out, Error *err);
+
+#endif
