@@ -72,10 +72,10 @@ static ErrorCode gather(const Sending *s, Error *err) {
     return OK;
 }
 
-/* The partial sums of adapters: [own, inner_width] for each rank. */
+/* The partial sums of adapters: [local, inner_width] for each rank. */
 static ErrorCode scatter_inner(const Sending *s, Error *err) {
     Engine *e = s->e;
-    int64_t own = model_own_tokens(&e->model) * s->t.inner_width;
+    int64_t own = model_local_tokens(&e->model) * s->t.inner_width;
     CommRange *ranges = s->ranges + s->ranks;
     if (own == 0) return OK;
     for (int r = 0; r < s->ranks; r++) ranges[r] = (CommRange){r * own, own};

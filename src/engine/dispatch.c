@@ -30,7 +30,7 @@ void dispatch_open(Engine *e) {
     DispatchState *v = &e->traffic.dispatch;
     if (ranks == 1) return;
     v->runs = mem_alloc_array(runs, sizeof *v->runs);
-    v->own_runs = mem_alloc_array(runs, sizeof *v->own_runs);
+    v->local_runs = mem_alloc_array(runs, sizeof *v->local_runs);
     v->dispatch_chunk = mem_alloc_array(ranks * ranks, sizeof *v->dispatch_chunk);
     v->first = mem_alloc_array(ranks * ranks, sizeof *v->first);
     v->local = mem_alloc_array(ranks, sizeof *v->local);
@@ -42,7 +42,7 @@ void dispatch_open(Engine *e) {
 void dispatch_close(Engine *e) {
     DispatchState *v = &e->traffic.dispatch;
     free(v->runs);
-    free(v->own_runs);
+    free(v->local_runs);
     free(v->dispatch_chunk);
     free(v->first);
     free(v->local);
@@ -64,20 +64,20 @@ static const int32_t *runs_of(const Engine *e, int rank, int exact_chunk) {
  * run. */
 static CommRange leaving(const Engine *e, int exact_chunk, int rank, int to) {
     const int32_t *runs = runs_of(e, rank, exact_chunk);
-    int64_t own = model_own_experts(&e->model.config),
+    int64_t own = model_local_experts(&e->model.config),
             before = exact_chunk * model_exact_chunk(&e->model, model_assignments(&e->model));
     return (CommRange){before + runs[to * own], runs[(to + 1) * own] - runs[to * own]};
 }
 
 /* For each rank, where its rows begin for each local expert, relative to the first of them. Returns how many
  * numbers that is. */
-static int64_t find_own_runs(Engine *e) {
+static int64_t find_local_runs(Engine *e) {
     const ModelConfig *c = &e->model.config;
-    int64_t own = model_own_experts(c), n = 0;
+    int64_t own = model_local_experts(c), n = 0;
     for (int s = 0; s < model_exact_chunks(&e->model); s++)
         for (int r = 0; r < ranks_of(e); r++) {
             const int32_t *runs = runs_of(e, r, s) + model_first_expert(c);
-            for (int64_t i = 0; i <= own; i++) e->traffic.dispatch.own_runs[n++] = runs[i] - runs[0];
+            for (int64_t i = 0; i <= own; i++) e->traffic.dispatch.local_runs[n++] = runs[i] - runs[0];
         }
     return n;
 }
@@ -119,8 +119,8 @@ static void exchange_runs(Execution *x, const DispatchTensors *t, bool forward) 
         execution_wait(e, &request);
     }
     device_fetch(e->device, v->runs, t->all_runs, ranks * runs);
-    size_t own = (size_t)find_own_runs(e) * sizeof(int32_t);
-    OP(e->device, upload, t->own_runs, v->own_runs, own);
+    size_t own = (size_t)find_local_runs(e) * sizeof(int32_t);
+    OP(e->device, upload, t->local_runs, v->local_runs, own);
 }
 
 /* ---- a dispatch chunk ---- */

@@ -342,14 +342,14 @@ static void *batch_array(const Execution *x, int microbatch, int array) {
 
 /* Records of an evaluation, and the index of this rank's first. */
 static LossRecord *scores_of(const Execution *x, int m) { return batch_array(x, m, BATCH_ARRAYS); }
-static int64_t own_scores(const Engine *e) { return e->model.cp.rank * model_records(&e->model); }
+static int64_t local_scores(const Engine *e) { return e->model.cp.rank * model_records(&e->model); }
 
 void execution_enter(Execution *x, int m) {
     x->pass.batch =
         (Microbatch){batch_array(x, m, 0), batch_array(x, m, 1), batch_array(x, m, 2), batch_array(x, m, 3)};
     x->pass.losses = batch_array(x, m, 4);
     x->pass.z_losses = x->pass.z_loss > 0 ? batch_array(x, m, BATCH_ARRAYS - 1) : NULL;
-    x->pass.records = x->scoring ? scores_of(x, m) + own_scores(x->engine) : NULL;
+    x->pass.records = x->scoring ? scores_of(x, m) + local_scores(x->engine) : NULL;
     for (int k = 0; k < program_mtp_heads(x->program); k++) {
         x->pass.mtp_targets[k] = batch_array(x, m, BATCH_ARRAYS + 2 * k);
         x->pass.mtp_losses[k] = batch_array(x, m, BATCH_ARRAYS + 2 * k + 1);

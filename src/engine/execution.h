@@ -60,7 +60,7 @@ typedef struct Workspace {
 /* Figures of a probed step (probe.c). NULL where the plan has no probes. */
 typedef struct Probe {
     GradStats *slots; /* tensor memory: of passes, then of parameters */
-    float *wide;      /* [own, h] tensor memory: fp32 copy of bf16 states */
+    float *wide;      /* [local, h] tensor memory: fp32 copy of bf16 states */
     GradStats *host;  /* pinned: the slots fetched to the host */
 } Probe;
 
@@ -83,7 +83,7 @@ enum { COLLECTIVE_MESSAGES = 2 };
 /* Host memory of DISPATCH (dispatch.c), where ep shards the experts: [ranks of ep] each. */
 typedef struct DispatchState {
     int32_t *runs;             /* [ranks, exact chunks, E + 1] where each expert's rows begin */
-    int32_t *own_runs;         /* [exact chunks, ranks, local experts + 1] the same for the local experts */
+    int32_t *local_runs;       /* [exact chunks, ranks, local experts + 1] the same for the local experts */
     int *dispatch_chunk;       /* [ranks, ranks] chunk in which the first gets the second's rows, ... */
     int64_t *first;            /* ... and where they lie in its buffer */
     CommRange *local, *remote; /* of the exchange under way: local rows; dispatch buffer */
@@ -266,8 +266,8 @@ void probe_close(Engine *e);
 void probe_begin(Execution *x);
 /* A forward pass of the unit has written to `out`, or a sum over ranks has; a backward pass to `dx`, the
  * gradient of its input. Figures are taken once the tensor is complete. */
-void probe_output(Execution *x, Action a, void *out /* [own, h], NULL: none */);
-void probe_gradient(Execution *x, Action a, Grads grads, void *dx /* [own, h] */);
+void probe_output(Execution *x, Action a, void *out /* [local, h], NULL: none */);
+void probe_gradient(Execution *x, Action a, Grads grads, void *dx /* [local, h] */);
 /* Waits for the device and fills options->probe. All ranks. */
 void probe_end(Execution *x);
 

@@ -63,14 +63,14 @@ static void take(Engine *e, int64_t count, const float *values, GradStats *slot)
 }
 
 /* Elements of a unit's output in a microbatch that are this rank's. */
-static int64_t own_states(const Engine *e) {
-    return model_own_tokens(&e->model) * e->model.config.hidden_size;
+static int64_t local_states(const Engine *e) {
+    return model_local_tokens(&e->model) * e->model.config.hidden_size;
 }
 
-/* [own, h] in the compute dtype. */
+/* [local, h] in the compute dtype. */
 static void take_states(const Execution *x, int kind, int unit, int microbatch, const void *states) {
     Engine *e = x->engine;
-    int64_t count = own_states(e);
+    int64_t count = local_states(e);
     const float *wide = states;
     if (e->model.compute == DTYPE_BF16) {
         OP(e->device, cast, count, states, DTYPE_BF16, e->statistics.probe.wide, DTYPE_F32);
@@ -96,13 +96,13 @@ static bool makes_output(const Program *p, Action a) {
 
 void probe_output(Execution *x, Action a, void *out) {
     if (!out || !makes_output(x->program, a)) return;
-    origin_states(x, ORIGIN_SENT, own_states(x->engine), x->engine->model.compute, out);
+    origin_states(x, ORIGIN_SENT, local_states(x->engine), x->engine->model.compute, out);
     if (probing(x)) take_states(x, OUTPUT, a.unit, a.microbatch, out);
 }
 
 void probe_gradient(Execution *x, Action a, Grads grads, void *dx) {
     if (!(grads & DGRAD) || a.unit == 0 || !program_ends_unit(x->program, a)) return;
-    origin_states(x, ORIGIN_SENT, own_states(x->engine), x->engine->model.compute, dx);
+    origin_states(x, ORIGIN_SENT, local_states(x->engine), x->engine->model.compute, dx);
     if (probing(x)) take_states(x, GRADIENT, a.unit - 1, a.microbatch, dx);
 }
 
@@ -166,7 +166,7 @@ static const GradStats *on_host(const Engine *e, const GradStats *slot) {
 static void add_passes(const Execution *x, int unit, ProbeRecord *r) {
     const Engine *e = x->engine;
     const Partition *p = &e->plan->partition;
-    int64_t each = own_states(e);
+    int64_t each = local_states(e);
     bool output = partition_runs(p, unit), gradient = partition_runs(p, unit + 1);
     for (int m = 0; m < x->program->microbatches; m++) {
         if (output) add(r, PROBE_OUTPUT, on_host(e, pass_slot(e, OUTPUT, unit, m)), each);

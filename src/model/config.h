@@ -152,11 +152,11 @@ void model_write_ends(const ModelConfig *c, const char *key, JsonWriter *w);
 static inline int64_t model_expert_ranks(const ModelConfig *c) {
     return c->expert_ranks > 0 ? c->expert_ranks : 1;
 }
-static inline int64_t model_own_experts(const ModelConfig *c) {
+static inline int64_t model_local_experts(const ModelConfig *c) {
     return c->num_experts / model_expert_ranks(c);
 }
 static inline int64_t model_first_expert(const ModelConfig *c) {
-    return c->expert_rank * model_own_experts(c);
+    return c->expert_rank * model_local_experts(c);
 }
 
 /* Number of blocks, including that of the MTP module, which is numbered after the last one. */
@@ -211,7 +211,7 @@ void model_mixers_text(const ModelConfig *c, Text *out);
     X(DIM_RUNS, c->num_experts + 1) \
     X(DIM_ALL_RUNS, model_expert_ranks(c) * (c->num_experts + 1)) /* for each rank of ep */ \
     /* runs of local experts, for each rank of ep */ \
-    X(DIM_OWN_RUNS, model_expert_ranks(c) * (model_own_experts(c) + 1)) \
+    X(DIM_LOCAL_RUNS, model_expert_ranks(c) * (model_local_experts(c) + 1)) \
     X(DIM_EXPERT, expert_width(c)) /* width of an expert */ \
     X(DIM_EXPERT_GATE_UP, 2 * expert_width(c)) \
     X(DIM_STATE, c->recurrent_size) /* W, channels of a recurrence */ \

@@ -10,7 +10,7 @@
 
 int64_t param_fused_experts(const ModelConfig *c, const ParamRow *row) {
     if (!row->fused) return 1;
-    return param_is_of_experts(row) ? model_own_experts(c) : c->num_experts;
+    return param_is_of_experts(row) ? model_local_experts(c) : c->num_experts;
 }
 
 static int64_t row_elements(const ModelConfig *c, const ParamRow *row) {

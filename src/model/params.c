@@ -158,7 +158,7 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
     bool transposed =
         row->cols != DIM_NONE && (row->fused || (in_block && f->arch.transposed && !row->adapts));
     int64_t fused = param_fused_experts(c, row), first = model_first_expert(c);
-    bool remote = row->expert && (expert < first || expert >= first + model_own_experts(c));
+    bool remote = row->expert && (expert < first || expert >= first + model_local_experts(c));
     if (!row->continues) *size = align_up(*size);
     *p = (Param){.row = row,
                  .unit = unit,

@@ -32,20 +32,23 @@ typedef struct Cursor {
 
 /* Tensors of each sublayer x + out(f(in(x))); the stream before the first one is the unit's input. The input
  * of a norm after the layer is saved: it is the result of the layer's last product, which is not cheap. */
-static const TensorRow rstd_row = {EXTENT_OWN, DIM_ONE, ELEMENT_FP32, LIFE_SAVED, false, NEED_ALWAYS},
-                       n_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_CHEAP, true, NEED_ALWAYS},
-                       dy_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, true, NEED_ALWAYS},
-                       result_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SAVED, false, NEED_ALWAYS},
-                       dn_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_ALWAYS},
+static const TensorRow rstd_row = {EXTENT_LOCAL, DIM_ONE, ELEMENT_FP32, LIFE_SAVED, false, NEED_ALWAYS},
+                       n_row = {EXTENT_LOCAL, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_CHEAP, true, NEED_ALWAYS},
+                       dy_row = {EXTENT_LOCAL, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, true, NEED_ALWAYS},
+                       result_row = {EXTENT_LOCAL, DIM_HIDDEN, ELEMENT_COMPUTE,
+                                     LIFE_SAVED,   false,      NEED_ALWAYS},
+                       dn_row = {EXTENT_LOCAL, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_ALWAYS},
                        full_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_COMPUTE,
                                    LIFE_SCRATCH,  false,      NEED_ALWAYS},
                        partials_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_FP32,
                                        LIFE_SCRATCH,  false,      NEED_ALWAYS},
-                       inner_row = {EXTENT_OWN, DIM_ADAPTER, ELEMENT_COMPUTE, LIFE_INPUT, false, NEED_ALWAYS};
+                       inner_row = {EXTENT_LOCAL, DIM_ADAPTER, ELEMENT_COMPUTE,
+                                    LIFE_INPUT,   false,       NEED_ALWAYS};
 
 /* Without a norm before it, the layer reads the stream itself, which is then wgrad's operand. */
 static TensorRow stream_row(const Sublayer *s, int index) {
-    return (TensorRow){EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, stream_lifetime(index), !s->in, NEED_ALWAYS};
+    return (TensorRow){EXTENT_LOCAL,           DIM_HIDDEN, ELEMENT_COMPUTE,
+                       stream_lifetime(index), !s->in,     NEED_ALWAYS};
 }
 
 /* With the CP all-to-all there are fewer heads and more tokens: as many elements as local tokens with all
@@ -55,7 +58,7 @@ static int64_t keys_of(const Model *m) { return m->cp.keys ? model_all_tokens(m)
 static int64_t rows_of(const Model *m, Extent rows) {
     switch (rows) {
     case EXTENT_TOKENS: return m->tokens;
-    case EXTENT_OWN: return model_own_tokens(m);
+    case EXTENT_LOCAL: return model_local_tokens(m);
     case EXTENT_LOGITS: return m->loss_rows;
     case EXTENT_LOGIT_SPLITS: return m->loss_rows * model_local_splits(m);
     case EXTENT_ASSIGNMENTS: return model_assignments(m);
@@ -68,7 +71,7 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_KEY_SPLITS: return keys_of(m) * model_key_splits(m);
     case EXTENT_PARTIALS: return keys_of(m) * model_key_splits(m) * model_partial_depth(m);
     case EXTENT_ROW_SUMS: return 2 * m->tokens * m->tp.splits;
-    case EXTENT_OWN_ROW_SUMS: return 2 * m->tokens * model_local_splits(m);
+    case EXTENT_LOCAL_ROW_SUMS: return 2 * m->tokens * model_local_splits(m);
     case EXTENT_STARTS: return mamba_starts(m->tokens);
     case EXTENT_MAMBA_CHUNK: return m->tokens < MAMBA_CHUNK ? m->tokens : MAMBA_CHUNK;
     case EXTENT_EXACT_CHUNKS: return model_exact_chunks(m);
@@ -208,8 +211,8 @@ static void take_adapters(Cursor *c, const Model *m, int unit, AdapterScratch *o
                            &(TensorRow){EXTENT_ADAPTER, wide ? DIM_LATENT_WIDEST : DIM_HIDDEN, ELEMENT_NARROW,
                                         LIFE_SCRATCH, false, NEED_ALWAYS});
     if (m->tp.size > 1)
-        out->apart =
-            take(c, m, &(TensorRow){EXTENT_OWN, DIM_ADAPTER, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_ALWAYS});
+        out->apart = take(
+            c, m, &(TensorRow){EXTENT_LOCAL, DIM_ADAPTER, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_ALWAYS});
 }
 
 /* Elements of an MTP module's matrix. */
@@ -263,5 +266,5 @@ size_t model_stash_bytes(const Model *m) { return most_bytes(m, REGION_STASH); }
 size_t model_scratch_bytes(const Model *m) { return most_bytes(m, REGION_SCRATCH); }
 
 size_t boundary_bytes(const Model *m) {
-    return (size_t)model_own_tokens(m) * (size_t)m->config.hidden_size * dtype_bytes(m->compute);
+    return (size_t)model_local_tokens(m) * (size_t)m->config.hidden_size * dtype_bytes(m->compute);
 }

@@ -45,10 +45,10 @@ static Run start(const UnitPass *u) {
 
 static int64_t state_elements(const Run *r) {
     const Model *m = r->u->pass->model;
-    return model_own_tokens(m) * m->config.hidden_size;
+    return model_local_tokens(m) * m->config.hidden_size;
 }
 
-/* out = a + b: states [own, h]. */
+/* out = a + b: states [local, h]. */
 static void add_states(const Run *r, const void *a, const void *b, void *out) {
     const Pass *p = r->u->pass;
     OP(p->device, add, state_elements(r), a, b, out, p->model->compute);
@@ -84,7 +84,7 @@ static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
                        .shared = shared,
                        .adapters = &r->tensors.adapters,
                        .inner = t->inner,
-                       .own_x = t->n,
+                       .local_x = t->n,
                        .input = r->u->saved,
                        .dstream = r->dstream,
                        .x = is_shared(r) ? shared->full : t->n,
@@ -101,7 +101,7 @@ static void enter(const Run *r, int index, const void *result, bool saved) {
     const ParamRow *norm = r->sublayers[index].in;
     bool sum = index > 0 && !saved && !sublayer_alone(&r->sublayers[index - 1]);
     if (norm)
-        norm_forward(p, r->u->unit, norm, model_own_tokens(p->model), sum ? t[-1].x : t->x,
+        norm_forward(p, r->u->unit, norm, model_local_tokens(p->model), sum ? t[-1].x : t->x,
                      sum ? result : NULL, sum ? t->x : NULL, t->n, t->rstd);
     else if (sum)
         add_states(r, t[-1].x, result, t->x);
@@ -112,7 +112,7 @@ static void enter(const Run *r, int index, const void *result, bool saved) {
 static void norm_behind(const Run *r, int index, void *result) {
     const SublayerTensors *t = &r->tensors.sublayers[index];
     const Pass *p = r->u->pass;
-    norm_forward(p, r->u->unit, r->sublayers[index].out, model_own_tokens(p->model), t->result, NULL, NULL,
+    norm_forward(p, r->u->unit, r->sublayers[index].out, model_local_tokens(p->model), t->result, NULL, NULL,
                  result, t->out_rstd);
 }
 
@@ -199,8 +199,8 @@ static void backward_layer(const Run *r, const Step *step, Grads grads) {
     LayerPass w = layer_pass(r, step, NULL);
     Grads pass = r->u->together ? BOTH_GRADS : grads;
     if (pass == DGRAD && step->last) keep_gradient(r, step->sublayer);
-    w.own_dy = result_gradient(r, step->sublayer, pass);
-    w.dy = is_shared(r) ? shared->dfull : w.own_dy;
+    w.local_dy = result_gradient(r, step->sublayer, pass);
+    w.dy = is_shared(r) ? shared->dfull : w.local_dy;
     bool partials = has_partials(r, step->sublayer, UNIT_DX);
     w.dx = alone ? r->u->dx : partials ? (void *)shared->partials : r->tensors.dn;
     step->op->backward(&w, grads);
@@ -386,7 +386,7 @@ DispatchTensors unit_dispatch(const UnitPass *u, int op, DispatchPass way) {
     const ExpertDispatch *v = dispatch_at(&r, op);
     const ExpertPass *expert_pass = &v->way[way];
     void *const *t = r.tensors.sublayers[r.steps[op].sublayer].layer;
-    DispatchTensors out = {.runs = t[v->runs], .all_runs = t[v->all_runs], .own_runs = t[v->own_runs]};
+    DispatchTensors out = {.runs = t[v->runs], .all_runs = t[v->all_runs], .local_runs = t[v->local_runs]};
     out.out_count = list_tensors(u->pass->model, expert_pass->out, expert_pass->out_count, t, out.out);
     out.back_count = list_tensors(u->pass->model, expert_pass->back, expert_pass->back_count, t, out.back);
     return out;
@@ -411,8 +411,8 @@ static LayerPass dispatch_pass(const Run *r, int op, DispatchPass way) {
     const Step *step = &r->steps[op];
     LayerPass w = layer_pass(r, step, r->u->out ? r->u->out : r->tensors.dn);
     if (way == DISPATCH_FORWARD) return w;
-    w.own_dy = result_gradient(r, step->sublayer, BOTH_GRADS);
-    w.dy = is_shared(r) ? r->tensors.shared.dfull : w.own_dy;
+    w.local_dy = result_gradient(r, step->sublayer, BOTH_GRADS);
+    w.dy = is_shared(r) ? r->tensors.shared.dfull : w.local_dy;
     /* sums over all experts of a token */
     w.dx = is_shared(r) ? (void *)r->tensors.shared.partials : r->tensors.dn;
     return w;

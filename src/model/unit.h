@@ -133,7 +133,7 @@ void model_free(Model *m);
 int64_t model_loss_rows(const ModelConfig *c, int64_t tokens, int64_t asked);
 
 /* Tokens of this rank's sequence-parallel shard; the first is tp.rank times this. */
-static inline int64_t model_own_tokens(const Model *m) { return m->tokens / m->tp.size; }
+static inline int64_t model_local_tokens(const Model *m) { return m->tokens / m->tp.size; }
 /* Tokens of all ranks of cp. */
 static inline int64_t model_all_tokens(const Model *m) { return m->tokens * m->cp.ranks; }
 /* Number of CP chunks on this rank, tokens in each, and where the i-th begins among the tokens of all ranks.
@@ -365,7 +365,7 @@ typedef struct DispatchRows {
 typedef struct DispatchTensors {
     const int32_t *runs; /* [exact chunks, E + 1] */
     int32_t *all_runs;   /* [ranks, exact chunks, E + 1] */
-    int32_t *own_runs;   /* [exact chunks, ranks, local experts + 1] */
+    int32_t *local_runs; /* [exact chunks, ranks, local experts + 1] */
     DispatchRows out[DISPATCH_TENSORS], back[DISPATCH_TENSORS];
     int out_count, back_count;
 } DispatchTensors;

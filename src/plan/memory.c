@@ -473,7 +473,8 @@ static void plan_probes(MemoryPlan *plan, const Program *p, const Model *m) {
     size_t slots = 2 * ((size_t)p->units * (size_t)p->microbatches + (size_t)m->table.count);
     plan->probe.slots = pool_round(slots * sizeof(GradStats));
     if (m->compute == DTYPE_BF16)
-        plan->probe.wide = pool_round((size_t)(model_own_tokens(m) * m->config.hidden_size) * sizeof(float));
+        plan->probe.wide =
+            pool_round((size_t)(model_local_tokens(m) * m->config.hidden_size) * sizeof(float));
     plan->statistics += plan->probe.slots + plan->probe.wide;
 }
 

@@ -291,7 +291,7 @@ static uint64_t row_bytes(const Program *p, const Model *m, int unit, const Unit
     case COLL_ALL_GATHER: return others * bytes;
     case COLL_REDUCE_SCATTER:
         return others *
-               (bytes + (uint64_t)(model_own_tokens(m) * unit_inner_width(m, unit, c)) * sizeof(float));
+               (bytes + (uint64_t)(model_local_tokens(m) * unit_inner_width(m, unit, c)) * sizeof(float));
     case COLL_ALL_REDUCE:
         return (uint64_t)(n * comm_sum_outer_traffic(1, ranks, rank, sum_type(c->row), count / n));
     case COLL_ALL_TO_ALL: return others * (bytes / (uint64_t)ranks);
@@ -397,7 +397,7 @@ static size_t workspace_of_unit(const Program *p, const Model *m, int unit) {
         size_t bytes = collective_workspace(p, m, row);
         if (inner > 0)
             bytes += comm_reduce_scatter_workspace(mesh_size(&p->partition->mesh, row->over), COMM_F32,
-                                                   model_own_tokens(m) * inner);
+                                                   model_local_tokens(m) * inner);
         if (bytes > most) most = bytes;
     }
     return most;

@@ -766,10 +766,10 @@ static void run_layer(Bench *b, const LayerBench *l) {
                    .shared = &none,
                    .adapters = &adapter_scratch,
                    .x = l->x.base,
-                   .own_x = l->x.base,
+                   .local_x = l->x.base,
                    .y = b->out.base,
                    .dy = b->dx.base,
-                   .own_dy = b->dx.base,
+                   .local_dy = b->dx.base,
                    .dx = l->dx.base,
                    .input = l->x.base,
                    .dstream = b->dx.base};

@@ -214,7 +214,7 @@ void lse_split(const LayerPass *w, const Collective *c) {
            .from = from + token / run * run * heads + token % run, .from_stride = (size_t)run * sizeof *to);
 }
 
-/* Collects the heads of all ranks, exact chunk by exact chunk, in OWN_LSE, which was also the send buffer. */
+/* Collects all ranks' heads, exact chunk by exact chunk, in LOCAL_LSE, which was also the send buffer. */
 void lse_join(const LayerPass *w, const Collective *c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -535,7 +535,7 @@ static void sinks_backward(const LayerPass *w) {
     for (int i = 0; i < runs; i++) {
         Queries q = {.s = s, .at = i * s.tokens};
         OP(p->device, sinks_backward, .s = s, .out = results_at(w, &q, w->tensors[ATTENDED]),
-           .lse = (const float *)either(w, LSE, OWN_LSE) + q.at * s.heads,
+           .lse = (const float *)either(w, LSE, LOCAL_LSE) + q.at * s.heads,
            .dout = results_at(w, &q, w->tensors[DATTENDED]),
            .dsinks = gradient_of_exact_chunk(&p->gradients, sinks, i * model_exact_chunks(m) / runs),
            .c = m->compute);
@@ -608,10 +608,10 @@ static const Collective plain_collectives[] = {COLLECTIVES(1)};
 static const Collective normed_collectives[] = {COLLECTIVES(2)};
 static const Collective row_normed_collectives[] = {
     COLLECTIVES(2),
-    {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS(0)), ALL_GATHER, TENSOR, SQUARES, SQUARES, OWN_ROW_SUMS,
-                ONE, FP32),
+    {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS(0)), ALL_GATHER, TENSOR, SQUARES, SQUARES,
+                LOCAL_ROW_SUMS, ONE, FP32),
      .what = "NORM_SUMS"},
-    {COLLECTIVE(IN_DGRAD, BEFORE(OPS(0)), ALL_GATHER, TENSOR, PRODUCTS, PRODUCTS, OWN_ROW_SUMS, ONE, FP32),
+    {COLLECTIVE(IN_DGRAD, BEFORE(OPS(0)), ALL_GATHER, TENSOR, PRODUCTS, PRODUCTS, LOCAL_ROW_SUMS, ONE, FP32),
      .what = "NORM_SUMS"},
 };
 

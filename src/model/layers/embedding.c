@@ -79,7 +79,7 @@ static const LayerOp ops[] = {{"embedding", LIFE_INPUT, forward, backward, .prod
 
 static const Collective collectives[] = {
     {REDUCE_SCATTER_Y(OPS(0))},
-    {COLLECTIVE(IN_WGRAD, BEFORE(OPS(0)), ALL_GATHER, TENSOR, UNIT_DY, FULL_DY, OWN, HIDDEN, COMPUTE)},
+    {COLLECTIVE(IN_WGRAD, BEFORE(OPS(0)), ALL_GATHER, TENSOR, UNIT_DY, FULL_DY, LOCAL, HIDDEN, COMPUTE)},
 };
 
 const Layer layer_embedding = {

@@ -179,7 +179,7 @@ static const TensorRow tensors[SHARED_TENSORS] = {
     /* FIRST of all ranks; and of their rows here, from each rank's first on. */
     [ALL_FIRST] = {EXTENT_EXACT_CHUNKS, DIM_ALL_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT,
                    .need = NEED_DISPATCH},
-    [OWN_FIRST] = {EXTENT_EXACT_CHUNKS, DIM_OWN_RUNS, ELEMENT_INDEX, .life = LIFE_SCRATCH,
+    [OWN_FIRST] = {EXTENT_EXACT_CHUNKS, DIM_LOCAL_RUNS, ELEMENT_INDEX, .life = LIFE_SCRATCH,
                    .need = NEED_DISPATCH},
     [LOCAL_DY] = {EXTENT_ASSIGNMENTS, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_DISPATCH},
     [ROW_WEIGHTS] = {EXTENT_ASSIGNMENTS, DIM_ONE, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_DISPATCH},
@@ -681,7 +681,7 @@ static void router_input(const LayerPass *w) {
 static void router_summed(const LayerPass *w, const Collective *c) {
     (void)c;
     const Model *m = w->pass->model;
-    int64_t own = model_own_tokens(m);
+    int64_t own = model_local_tokens(m);
     add_router(w, m->tp.rank * own, own);
 }
 
@@ -806,8 +806,8 @@ static Rows remote_rows(const LayerPass *w, const RemoteRows *v) {
     const ModelConfig *c = &w->pass->model->config;
     int64_t runs = v->exact_chunk * model_expert_ranks(c) + v->rank;
     return (Rows){.count = v->count,
-                  .first = (const int32_t *)w->tensors[OWN_FIRST] + runs * (model_own_experts(c) + 1),
-                  .experts = (int)model_own_experts(c),
+                  .first = (const int32_t *)w->tensors[OWN_FIRST] + runs * (model_local_experts(c) + 1),
+                  .experts = (int)model_local_experts(c),
                   .x = row_at(w, REMOTE_X, DIM_HIDDEN, v->first),
                   .gate_up = row_at(w, GATE_UP, DIM_EXPERT_GATE_UP, v->first),
                   .act = row_at(w, ACT, DIM_EXPERT, v->first),
@@ -898,7 +898,7 @@ static void unpermute_backward(const LayerPass *w) {
 static const ExpertDispatch expert_dispatch = {
     .runs = FIRST,
     .all_runs = ALL_FIRST,
-    .own_runs = OWN_FIRST,
+    .local_runs = OWN_FIRST,
     .way = {
         [DISPATCH_FORWARD] = {.out = {DISPATCHED_X},
                               .back = {COMBINED_RESULTS},

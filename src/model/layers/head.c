@@ -67,8 +67,8 @@ enum {
 };
 /* The forward pass writes DNORMED, the backward pass consumes it. In fp32, DLOGITS overwrite the logits. */
 #define SHARED_ROWS                                                                 \
-    [DNORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_INPUT},                       \
-    [RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},    \
+    [DNORMED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_INPUT},                     \
+    [RSTD] = {EXTENT_LOCAL, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},  \
     [LOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_FP32, .life = LIFE_SCRATCH},      \
     [DLOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_NARROW, .life = LIFE_SCRATCH},   \
     [APART] = {EXTENT_LOGIT_SPLITS, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, \
@@ -77,15 +77,15 @@ enum {
     { EXTENT_RECORDS, DIM_ONE, ELEMENT_FP32, LIFE_INPUT, false, NEED_TP }
 static const TensorRow tensors[TENSORS] = {
     SHARED_ROWS,
-    [NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH},
+    [NORMED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_SCRATCH},
 };
 static const TensorRow mtp_tensors[ALL_TENSORS] = {
     SHARED_ROWS,
-    [NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
+    [NORMED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
     [KEPT] = KEPT_ROW,
-    [MTP_DNORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_INPUT},
-    [MTP_RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
-    [MTP_NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
+    [MTP_DNORMED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_INPUT},
+    [MTP_RSTD] = {EXTENT_LOCAL, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
+    [MTP_NORMED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
     [MTP_KEPT] = KEPT_ROW,
 };
 
@@ -211,7 +211,7 @@ static const void *normed_of(const LayerPass *w, Chunk c, const Head *own) {
     return all + (size_t)(c.first * m->config.hidden_size) * dtype_bytes(m->compute);
 }
 
-static LossRecord *own_records(const LayerPass *w, int64_t rows) {
+static LossRecord *local_records(const LayerPass *w, int64_t rows) {
     const Model *m = w->pass->model;
     return w->shared->records + m->tp.rank * model_local_splits(m) * rows;
 }
@@ -240,7 +240,7 @@ static void make_logits(const LayerPass *w, Chunk c, const Head *own) {
     if (m->tp.size > 1 && !is_recompute(c))
         OP(p->device, loss_records, .rows = c.rows, .vocab = m->config.vocab_size,
            .logits = w->tensors[LOGITS], .logits_type = DTYPE_F32, .targets = own->targets + c.first,
-           .splits = model_vocabulary_splits(m, w->shared->records), .records = own_records(w, c.rows));
+           .splits = model_vocabulary_splits(m, w->shared->records), .records = local_records(w, c.rows));
 }
 
 /* Sums the splits in the canonical tree: into partial sums over ranks, or into the gradient of the states. */
@@ -357,7 +357,7 @@ static void all_of_mtp(const LayerPass *w, bool input, bool weight) {
 }
 
 static void final_norm(const LayerPass *w) {
-    norm_forward(w->pass, w->unit, &params[NORM], model_own_tokens(w->pass->model), w->input, NULL, NULL,
+    norm_forward(w->pass, w->unit, &params[NORM], model_local_tokens(w->pass->model), w->input, NULL, NULL,
                  w->tensors[NORMED], w->tensors[RSTD]);
 }
 
@@ -382,13 +382,13 @@ static void head_backward(const LayerPass *w, Grads grads) {
 }
 
 static void mtp_norm(const LayerPass *w) {
-    norm_forward(w->pass, w->unit, &params[MTP_NORM], model_own_tokens(w->pass->model), w->own_x, NULL, NULL,
-                 w->tensors[MTP_NORMED], w->tensors[MTP_RSTD]);
+    norm_forward(w->pass, w->unit, &params[MTP_NORM], model_local_tokens(w->pass->model), w->local_x, NULL,
+                 NULL, w->tensors[MTP_NORMED], w->tensors[MTP_RSTD]);
 }
 
 static void mtp_norm_backward(const LayerPass *w, Grads grads) {
     if (grads & DGRAD)
-        norm_backward(w->pass, w->unit, &params[MTP_NORM], w->own_x, w->tensors[MTP_RSTD],
+        norm_backward(w->pass, w->unit, &params[MTP_NORM], w->local_x, w->tensors[MTP_RSTD],
                       w->tensors[MTP_DNORMED], w->dstream, false);
 }
 
@@ -459,16 +459,16 @@ static const LayerOp mtp_ops[] = {
 
 /* Collectives of a head that is op `op`. It reads all-gathered states, which its wgrad may need again, and
  * its forward pass makes their gradient. */
-#define HEAD_COLLECTIVES(op, recompute, normed, dnormed)                                                    \
-    {COLLECTIVE(IN_FORWARD | (recompute), BEFORE(OPS(op)), ALL_GATHER, TENSOR, normed, FULL_X, OWN, HIDDEN, \
-                COMPUTE)},                                                                                  \
-        {COLLECTIVE(IN_FORWARD, BEFORE(OPS(op)), ALL_GATHER, TENSOR, LOSS_RECORDS, LOSS_RECORDS, RECORDS,   \
-                    ONE, FP32),                                                                             \
-         .chunked = true, .what = "LSE"},                                                                   \
-    {                                                                                                       \
-        COLLECTIVE(IN_FORWARD, BEHIND(OPS(op)), REDUCE_SCATTER, TENSOR, PARTIALS, dnormed, OWN, HIDDEN,     \
-                   FP32),                                                                                   \
-            .trains = true                                                                                  \
+#define HEAD_COLLECTIVES(op, recompute, normed, dnormed)                                                  \
+    {COLLECTIVE(IN_FORWARD | (recompute), BEFORE(OPS(op)), ALL_GATHER, TENSOR, normed, FULL_X, LOCAL,     \
+                HIDDEN, COMPUTE)},                                                                        \
+        {COLLECTIVE(IN_FORWARD, BEFORE(OPS(op)), ALL_GATHER, TENSOR, LOSS_RECORDS, LOSS_RECORDS, RECORDS, \
+                    ONE, FP32),                                                                           \
+         .chunked = true, .what = "LSE"},                                                                 \
+    {                                                                                                     \
+        COLLECTIVE(IN_FORWARD, BEHIND(OPS(op)), REDUCE_SCATTER, TENSOR, PARTIALS, dnormed, LOCAL, HIDDEN, \
+                   FP32),                                                                                 \
+            .trains = true                                                                                \
     }
 enum { HEAD_OP = 1, MTP_HEAD_OP = 3 };
 static const Collective collectives[] = {HEAD_COLLECTIVES(HEAD_OP, 0, NORMED, DNORMED)};

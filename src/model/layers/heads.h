@@ -13,7 +13,7 @@
  *                A2A_PACKED -> DQKV
  *
  * Gradients of sinks are made from local tokens, since exact chunks, by which they are rounded, are chunks of
- * tokens. So in the backward pass an all-to-all also brings LSE of the local tokens and all heads to OWN_LSE.
+ * tokens. So in the backward pass an all-to-all also brings LSE of local tokens and all heads to LOCAL_LSE.
  *
  * CP all-gather: queries are read from QKV, keys and values from KEYS. KV_PARTIALS holds partial sums of the
  * gradients of keys and values, which are rounded into KEYS and then copied to DQKV:
@@ -50,24 +50,27 @@ enum {
     KV_PARTIALS,
     SPREAD,
     APART,
-    OWN_LSE,
+    LOCAL_LSE,
     A2A_RECEIVED_LSE,
     ATTENTION_TENSORS
 };
 /* All but QKV and DQKV, which differ between layers; LSE is [H, T]. */
-#define SHARED_TENSORS                                                                                       \
-    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                                  \
-    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED},                               \
-    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                                                \
-    [A2A_PACKED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_CP_ALL_TO_ALL},                     \
-    [OUT_BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .need = NEED_CP_ALL_TO_ALL},                   \
-    [A2A_RECEIVED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_CP_ALL_TO_ALL},                   \
-    [KEYS] = {EXTENT_KEYS, DIM_KEY_VALUE, .life = LIFE_SCRATCH, .need = NEED_PARTIALS},                      \
-    [KV_PARTIALS] = {EXTENT_PARTIALS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, .need = NEED_PARTIALS},     \
-    [SPREAD] = {EXTENT_KEY_SPLITS, DIM_KEY_VALUE, .life = LIFE_SCRATCH, .need = NEED_KEY_SPLITS},            \
-    [APART] = {EXTENT_KEY_SPLITS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, .need = NEED_KEY_SPLITS},       \
-    [OWN_LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_HEAD_SUMS}, \
-    [A2A_RECEIVED_LSE] = {                                                                                   \
+#define SHARED_TENSORS                                                                                   \
+    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                              \
+    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED},                           \
+    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                                            \
+    [A2A_PACKED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_CP_ALL_TO_ALL},                 \
+    [OUT_BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .need = NEED_CP_ALL_TO_ALL},               \
+    [A2A_RECEIVED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_CP_ALL_TO_ALL},               \
+    [KEYS] = {EXTENT_KEYS, DIM_KEY_VALUE, .life = LIFE_SCRATCH, .need = NEED_PARTIALS},                  \
+    [KV_PARTIALS] = {EXTENT_PARTIALS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, .need = NEED_PARTIALS}, \
+    [SPREAD] = {EXTENT_KEY_SPLITS, DIM_KEY_VALUE, .life = LIFE_SCRATCH, .need = NEED_KEY_SPLITS},        \
+    [APART] = {EXTENT_KEY_SPLITS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, .need = NEED_KEY_SPLITS},   \
+    [LOCAL_LSE] = {.width = DIM_HEADS,                                                                   \
+                   .element = ELEMENT_FP32,                                                              \
+                   .life = LIFE_SCRATCH,                                                                 \
+                   .need = NEED_HEAD_SUMS},                                                              \
+    [A2A_RECEIVED_LSE] = {                                                                               \
         .width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_HEAD_SUMS}
 
 /* Collectives around attention, which is op `op` and reads the results of the op before it. */
@@ -81,7 +84,7 @@ enum {
         {COLLECTIVE(IN_DGRAD, BEFORE(OPS(op)), ALL_TO_ALL, CONTEXT, A2A_RECEIVED, A2A_PACKED, TOKENS, QUERY, \
                     COMPUTE),                                                                                \
          .when = NEED_CP_ALL_TO_ALL, .pack = heads_split, .packed = DATTENDED},                              \
-        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(op)), ALL_TO_ALL, CONTEXT, OWN_LSE, A2A_RECEIVED_LSE, TOKENS,       \
+        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(op)), ALL_TO_ALL, CONTEXT, LOCAL_LSE, A2A_RECEIVED_LSE, TOKENS,     \
                     HEADS, FP32),                                                                            \
          .when = NEED_HEAD_SUMS,                                                                             \
          .along = true,                                                                                      \

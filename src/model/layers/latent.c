@@ -168,7 +168,7 @@ static void down_input(const LayerPass *w, int64_t first, int64_t tokens, KSplit
 
 static void down_backward(const LayerPass *w, Grads grads) {
     const Model *m = w->pass->model;
-    int64_t own = model_own_tokens(m);
+    int64_t own = model_local_tokens(m);
     if (grads & WGRAD) product_weight(w, &down, w->tensors[DDOWN], w->x);
     if (!(grads & DGRAD)) return;
     if (m->tp.size == 1) {
@@ -207,7 +207,7 @@ static void keys_down_backward(const LayerPass *w, Grads grads) {
 static void keys_down_summed(const LayerPass *w, const Collective *c) {
     (void)c;
     const Model *m = w->pass->model;
-    int64_t own = model_own_tokens(m);
+    int64_t own = model_local_tokens(m);
     add_keys_down(w, m->tp.rank * own, own);
 }
 
@@ -273,7 +273,7 @@ static void input_of_latent(const LayerPass *w, const Product *p, const void *dy
     const Model *m = w->pass->model;
     Shared shared = *w->shared;
     LayerPass of = *w;
-    shared.inner = inner, of.shared = &shared, of.own_x = w->tensors[latent];
+    shared.inner = inner, of.shared = &shared, of.local_x = w->tensors[latent];
     product_input(&of, p, dy, dx);
     if (m->tp.size > 1 && m->config.adapter_replicated && product_adapters(m, w->unit, p) == 0)
         OP(w->pass->device, zero, inner, (size_t)(m->tokens * dim_of(w, DIM_ADAPTER)) * sizeof *inner);

@@ -46,7 +46,7 @@ typedef enum Lifetime {
 /* Rows of a tensor. */
 typedef enum Extent {
     EXTENT_TOKENS,       /* tokens of the microbatch on this rank */
-    EXTENT_OWN,          /* tokens / TP: the sequence-parallel shard */
+    EXTENT_LOCAL,        /* tokens / TP: the sequence-parallel shard */
     EXTENT_LOGITS,       /* tokens of a chunk of logits */
     EXTENT_LOGIT_SPLITS, /* EXTENT_LOGITS for each local split */
     EXTENT_ASSIGNMENTS,  /* (token, expert) assignments of local tokens */
@@ -59,7 +59,7 @@ typedef enum Extent {
     EXTENT_KEY_SPLITS,        /* EXTENT_KEYS for each local split that shares a KV head: model_key_splits */
     EXTENT_PARTIALS,          /* EXTENT_KEY_SPLITS for each live partial sum: model_partial_depth */
     EXTENT_ROW_SUMS,          /* two (queries, keys) for each token and split of all ranks */
-    EXTENT_OWN_ROW_SUMS,      /* two for each token and local split */
+    EXTENT_LOCAL_ROW_SUMS,    /* two for each token and local split */
     EXTENT_STARTS,            /* states that Mamba-2 saves, one for each scan chunk */
     EXTENT_MAMBA_CHUNK,       /* tokens of a scan chunk, at most: MAMBA_CHUNK */
     EXTENT_EXACT_CHUNKS,      /* one for each exact chunk of tokens */
@@ -127,7 +127,7 @@ typedef struct AdapterScratch {
     void *inner;      /* [T, r] c: x A^T, or the gradient of it */
     void *outer;      /* [T, out] c: s times the gradient of the matrix's part of y */
     void *replicated; /* [r, h] c: cast of a replicated side, or of an MTP module's matrix; none in fp32 */
-    float *apart;     /* [own, r]: one adapter's columns of a reduced sum */
+    float *apart;     /* [local, r]: one adapter's columns of a reduced sum */
 } AdapterScratch;
 
 /* y [T, out] = x [T, in] W^T (+ bias) (+ adapters). The parameter rows that make up [out, in], and those of
@@ -155,10 +155,10 @@ enum { IN_FORWARD = 1, IN_RECOMPUTE = 2, IN_DGRAD = 4, IN_WGRAD = 8 };
 /* Tensors of the unit, numbered after those of the layer. FULL_X, FULL_DY and PARTIALS are one buffer each,
  * shared by all layers of the unit. */
 enum {
-    UNIT_X = LAYER_TENSORS, /* [own, h] c: the layer's input */
-    UNIT_DX,                /* [own, h] c: its gradient */
-    UNIT_Y,                 /* [own, h] c: the layer's result */
-    UNIT_DY,                /* [own, h] c: its gradient */
+    UNIT_X = LAYER_TENSORS, /* [local, h] c: the layer's input */
+    UNIT_DX,                /* [local, h] c: its gradient */
+    UNIT_Y,                 /* [local, h] c: the layer's result */
+    UNIT_DY,                /* [local, h] c: its gradient */
     FULL_X,                 /* [T, h] c: the input of all tokens */
     FULL_DY,                /* [T, h] c: the gradient of the result, of all tokens */
     PARTIALS,               /* [T, h] fp32: partial sums of a result, or of an input's gradient */
@@ -212,16 +212,17 @@ struct Collective {
  * large transformer models", 2022): between layers a rank holds a shard of the tokens. A column-parallel
  * product reads the all-gathered input, and its dgrad makes partial sums. A row-parallel product makes
  * partial sums, and its dgrad reads the all-gathered gradient. */
-#define ALL_GATHER_X(reads)                                                                                  \
-    COLLECTIVE(IN_FORWARD | IN_RECOMPUTE | IN_WGRAD, BEFORE(reads), ALL_GATHER, TENSOR, UNIT_X, FULL_X, OWN, \
-               HIDDEN, COMPUTE)
+#define ALL_GATHER_X(reads)                                                                             \
+    COLLECTIVE(IN_FORWARD | IN_RECOMPUTE | IN_WGRAD, BEFORE(reads), ALL_GATHER, TENSOR, UNIT_X, FULL_X, \
+               LOCAL, HIDDEN, COMPUTE)
 #define REDUCE_SCATTER_DX(makes) \
-    COLLECTIVE(IN_DGRAD, BEHIND(makes), REDUCE_SCATTER, TENSOR, PARTIALS, UNIT_DX, OWN, HIDDEN, FP32)
-#define REDUCE_SCATTER_Y(makes)                                                                         \
-    COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(makes), REDUCE_SCATTER, TENSOR, PARTIALS, UNIT_Y, OWN, \
+    COLLECTIVE(IN_DGRAD, BEHIND(makes), REDUCE_SCATTER, TENSOR, PARTIALS, UNIT_DX, LOCAL, HIDDEN, FP32)
+#define REDUCE_SCATTER_Y(makes)                                                                           \
+    COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(makes), REDUCE_SCATTER, TENSOR, PARTIALS, UNIT_Y, LOCAL, \
                HIDDEN, FP32)
-#define ALL_GATHER_DY(reads) \
-    COLLECTIVE(IN_DGRAD | IN_WGRAD, BEFORE(reads), ALL_GATHER, TENSOR, UNIT_DY, FULL_DY, OWN, HIDDEN, COMPUTE)
+#define ALL_GATHER_DY(reads)                                                                            \
+    COLLECTIVE(IN_DGRAD | IN_WGRAD, BEFORE(reads), ALL_GATHER, TENSOR, UNIT_DY, FULL_DY, LOCAL, HIDDEN, \
+               COMPUTE)
 
 struct Pass;
 
@@ -235,24 +236,24 @@ typedef struct Shared {
     LossRecord *records; /* of the head: [splits, loss_rows] of a chunk */
 } Shared;
 
-/* Operands of an op. With TP, a dimension `own` is the tokens of this rank's sequence-parallel shard.
- * Without, it is all T tokens, x equals own_x, and so on. */
+/* Operands of an op. With TP, a dimension `local` is the tokens of this rank's sequence-parallel shard.
+ * Without, it is all T tokens, x equals local_x, and so on. */
 typedef struct LayerPass {
     const struct Pass *pass;
     int unit, slice;      /* slice: of UnitPass */
     void *const *tensors; /* of the layer, in the order of its rows */
     const Shared *shared;
     const AdapterScratch *adapters;
-    void *inner;       /* [own, r] c: x A^T of the adapter whose B is replicated, for the gradient of B */
-    const void *own_x; /* [own, h] c: the layer's input for this rank's tokens only */
-    const void *x;     /* [T, h] c: the normed state that the layer is applied to; NULL in the embedding */
+    void *inner;         /* [local, r] c: x A^T of the adapter whose B is replicated, for the gradient of B */
+    const void *local_x; /* [local, h] c: the layer's input for this rank's tokens only */
+    const void *x;       /* [T, h] c: the normed state that the layer is applied to; NULL in the embedding */
     /* [T, h] c: forward: the layer's result; fp32 partial sums where it is summed over ranks */
     void *y;
-    const void *dy;     /* [T, h] c: backward: gradient with respect to y */
-    const void *own_dy; /* [own, h] c: the same for this rank's tokens only */
-    void *dx;           /* [T, h] c: backward: out, gradient with respect to x; fp32 partial sums as for y */
-    const void *input;  /* [own, h] c: of layers that stand alone: the unit's input, whose gradient is dx */
-    void *dstream;      /* of an MTP module: where the gradient of its stream's end goes; else NULL */
+    const void *dy;       /* [T, h] c: backward: gradient with respect to y */
+    const void *local_dy; /* [local, h] c: the same for this rank's tokens only */
+    void *dx;          /* [T, h] c: backward: out, gradient with respect to x; fp32 partial sums as for y */
+    const void *input; /* [local, h] c: of layers that stand alone: the unit's input, whose gradient is dx */
+    void *dstream;     /* of an MTP module: where the gradient of its stream's end goes; else NULL */
 } LayerPass;
 
 /* FLOPs of a token: forward, dgrad, wgrad. */
@@ -326,7 +327,7 @@ typedef struct ExpertDispatch {
     /* Tensors of the layer with offsets of the runs of rows by expert: of this rank [exact chunks, E + 1]; of
      * all ranks of ep; and of the rows received here, from each rank's first on [exact chunks, ranks, local
      * experts + 1] */
-    int runs, all_runs, own_runs;
+    int runs, all_runs, local_runs;
     ExpertPass way[DISPATCH_PASSES];
 } ExpertDispatch;
 
@@ -380,18 +381,18 @@ void product_replicated(const LayerPass *w, const Product *p, const void *dy, co
 /* Number of adapters of its matrices in a unit. */
 int product_adapters(const struct Model *m, int unit, const Product *p);
 /* After the sum over ranks: y = round(sum) + bias + adapters, whose own partial sums were summed too. */
-void product_summed(const LayerPass *w, const Product *p, const float *partials /* [own, out] */,
-                    void *y /* [own, out] c */);
+void product_summed(const LayerPass *w, const Product *p, const float *partials /* [local, out] */,
+                    void *y /* [local, out] c */);
 /* After the sum of dx over ranks, already rounded: adds the adapters' gradients to dx, and makes gradients of
  * their replicated sides. */
-void product_input_summed(const LayerPass *w, const Product *p, void *dx /* [own, in] c */);
+void product_input_summed(const LayerPass *w, const Product *p, void *dx /* [local, in] c */);
 
 /* Adapters alone, for layers that compute a product themselves where TP may shard matrices. */
 /* Forward. _inner makes x A^T, of a row-parallel matrix partial sums of it. _output adds the adapter's
  * contribution to y if x A^T is complete on this rank; _summed does so after the reduce-scatter. */
 void product_adapters_inner(const LayerPass *w, const Product *p, const void *x /* [T, in] c */);
 void product_adapters_output(const LayerPass *w, const Product *p, void *y /* [T, out] c */);
-void product_adapters_summed(const LayerPass *w, const Product *p, void *y /* [own, out] c */);
+void product_adapters_summed(const LayerPass *w, const Product *p, void *y /* [local, out] c */);
 /* Backward, where TP may shard matrices: adds to dx, or makes the partial sums that product_input_summed
  * adds; and the same for matrices that make latents, for `tokens` tokens. */
 void product_adapters_input(const LayerPass *w, const Product *p, const void *dy, void *dx);
@@ -422,7 +423,7 @@ enum { NORM_ROWS = 2 };
 void norm_forward(const struct Pass *p, int unit, const ParamRow rows[NORM_ROWS], int64_t tokens,
                   const void *a /* [tokens, h] c */, const void *b, void *sum, void *y,
                   float *rstd /* [tokens] */);
-/* dx = (add ? dx : 0) + gradient through the norm of x, [own, h] c. */
+/* dx = (add ? dx : 0) + gradient through the norm of x, [local, h] c. */
 void norm_backward(const struct Pass *p, int unit, const ParamRow rows[NORM_ROWS], const void *x,
                    const float *rstd, const void *dy, void *dx, bool add);
 

@@ -33,13 +33,13 @@ static const ParamRow params[PARAMS] = {
 
 enum { EMBEDDED, EMBED_RSTD, STATE_RSTD, JOINED, DJOINED, DEMBEDDED, NORMED, TENSORS };
 static const TensorRow tensors[TENSORS] = {
-    [EMBEDDED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SAVED},
-    [EMBED_RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
-    [STATE_RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
-    [JOINED] = {EXTENT_OWN, DIM_JOINED, .life = LIFE_CHEAP, .operand = true},
-    [DJOINED] = {EXTENT_OWN, DIM_JOINED, .life = LIFE_SCRATCH},
-    [DEMBEDDED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH, .operand = true},
-    [NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* one input of j, or its gradient */
+    [EMBEDDED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_SAVED},
+    [EMBED_RSTD] = {EXTENT_LOCAL, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
+    [STATE_RSTD] = {EXTENT_LOCAL, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
+    [JOINED] = {EXTENT_LOCAL, DIM_JOINED, .life = LIFE_CHEAP, .operand = true},
+    [DJOINED] = {EXTENT_LOCAL, DIM_JOINED, .life = LIFE_SCRATCH},
+    [DEMBEDDED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_SCRATCH, .operand = true},
+    [NORMED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* one input of j, or its gradient */
 };
 
 static const Product projection = {&params[PROJECTION], NULL, 1, DIM_HIDDEN, DIM_JOINED};
@@ -53,7 +53,7 @@ static void copy_input(const LayerPass *w, void *joined, JoinedInput input, bool
     size_t narrow = (size_t)m->config.hidden_size * dtype_bytes(m->compute), wide = 2 * narrow;
     char *columns = (char *)joined + (input == INPUT_STATE ? narrow : 0);
     void *rows = w->tensors[NORMED];
-    OP(w->pass->device, copy_rows, .rows = model_own_tokens(m), .bytes = narrow, .to = out ? rows : columns,
+    OP(w->pass->device, copy_rows, .rows = model_local_tokens(m), .bytes = narrow, .to = out ? rows : columns,
        .to_stride = out ? narrow : wide, .from = out ? columns : rows, .from_stride = out ? wide : narrow);
 }
 
@@ -63,7 +63,7 @@ static void rows_forward(const LayerPass *w) {
 
 static void norms_forward(const LayerPass *w) {
     const Pass *p = w->pass;
-    int64_t own = model_own_tokens(p->model);
+    int64_t own = model_local_tokens(p->model);
     void *const *t = w->tensors;
     norm_forward(p, w->unit, &params[EMBED_NORM], own, t[EMBEDDED], NULL, NULL, t[NORMED], t[EMBED_RSTD]);
     copy_input(w, t[JOINED], INPUT_EMBEDDING, false);
@@ -103,10 +103,10 @@ static void joined_forward(const LayerPass *w) { product_forward(w, &projection,
 
 static void joined_backward(const LayerPass *w, Grads input) {
     if (input & DGRAD) {
-        product_input(w, &projection, w->own_dy, w->tensors[DJOINED]);
-        product_replicated(w, &projection, w->own_dy, w->tensors[JOINED]);
+        product_input(w, &projection, w->local_dy, w->tensors[DJOINED]);
+        product_replicated(w, &projection, w->local_dy, w->tensors[JOINED]);
     }
-    if (input & WGRAD) product_weight(w, &projection, w->own_dy, w->tensors[JOINED]);
+    if (input & WGRAD) product_weight(w, &projection, w->local_dy, w->tensors[JOINED]);
 }
 
 static const LayerOp ops[] = {
@@ -116,9 +116,9 @@ static const LayerOp ops[] = {
 };
 
 static const Collective collectives[] = {
-    {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS(0)), REDUCE_SCATTER, TENSOR, PARTIALS, EMBEDDED, OWN,
+    {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS(0)), REDUCE_SCATTER, TENSOR, PARTIALS, EMBEDDED, LOCAL,
                 HIDDEN, FP32)},
-    {COLLECTIVE(IN_WGRAD, BEFORE(OPS(0)), ALL_GATHER, TENSOR, DEMBEDDED, FULL_DY, OWN, HIDDEN, COMPUTE)},
+    {COLLECTIVE(IN_WGRAD, BEFORE(OPS(0)), ALL_GATHER, TENSOR, DEMBEDDED, FULL_DY, LOCAL, HIDDEN, COMPUTE)},
 };
 
 const Layer layer_mtp = {.name = "module",

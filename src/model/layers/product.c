@@ -154,7 +154,7 @@ static bool adapter_outer_inner(const LayerPass *w, const Product *p, const Adap
 /* Takes the reduced sums of local tokens. */
 static void inner_summed(const LayerPass *w, const Product *p, const Adapter *a, void *inner) {
     const Model *m = w->pass->model;
-    int64_t own = model_own_tokens(m), width = product_adapters(m, w->unit, p) * a->rank;
+    int64_t own = model_local_tokens(m), width = product_adapters(m, w->unit, p) * a->rank;
     size_t row = (size_t)a->rank * sizeof(float);
     OP(w->pass->device, copy_rows, .rows = own, .bytes = row, .to = w->adapters->apart, .to_stride = row,
        .from = w->shared->inner + m->tp.rank * own * width + a->at,
@@ -198,7 +198,7 @@ static void replicated_gradient(const LayerPass *w, const Param *p, const void *
     const Model *m = w->pass->model;
     bool all = param_sees_all(p->row);
     int64_t split_size = all ? model_exact_chunk(m, m->tokens) : model_token_split(m),
-            each = all ? 1 : model_exact_chunk(m, model_own_tokens(m)) / split_size;
+            each = all ? 1 : model_exact_chunk(m, model_local_tokens(m)) / split_size;
     for (int64_t i = 0; i < model_exact_chunks(m) * each; i++)
         OP(w->pass->device, gemm, .trans_a = true, .m = p->rows, .n = p->cols, .k = split_size,
            .a = model_at(m, left, i * split_size * p->rows),
@@ -231,7 +231,7 @@ void product_adapters_summed(const LayerPass *w, const Product *p, void *y) {
     Adapter a;
     for (int next = 0; adapter_of(w, p, &next, &a);) {
         inner_summed(w, p, &a, w->inner);
-        add_to_output(w, &a, model_own_tokens(w->pass->model), w->inner, y);
+        add_to_output(w, &a, model_local_tokens(w->pass->model), w->inner, y);
     }
 }
 
@@ -241,10 +241,10 @@ static void adapter_input(const LayerPass *w, const Product *p, const Adapter *a
     adapter_outer(w, a, m->tokens, dy);
     if (!adapter_outer_inner(w, p, a, m->tokens)) {
         add_to_input(w, a, m->tokens, dx);
-        if (is_replicated(w, a->a)) replicated_gradient(w, a->a, w->adapters->inner, w->own_x);
+        if (is_replicated(w, a->a)) replicated_gradient(w, a->a, w->adapters->inner, w->local_x);
     }
     if (!is_replicated(w, a->b)) return;
-    adapter_outer(w, a, model_own_tokens(m), w->own_dy);
+    adapter_outer(w, a, model_local_tokens(m), w->local_dy);
     replicated_gradient(w, a->b, w->adapters->outer, w->inner);
 }
 
@@ -288,8 +288,8 @@ void product_input_summed(const LayerPass *w, const Product *p, void *dx) {
     for (int next = 0; adapter_of(w, p, &next, &a);) {
         if (!has_partials(m, a.a, a.b)) continue;
         inner_summed(w, p, &a, w->adapters->inner);
-        add_to_input(w, &a, model_own_tokens(m), dx);
-        replicated_gradient(w, a.a, w->adapters->inner, w->own_x);
+        add_to_input(w, &a, model_local_tokens(m), dx);
+        replicated_gradient(w, a.a, w->adapters->inner, w->local_x);
     }
 }
 
@@ -321,7 +321,7 @@ static void add_bias(const LayerPass *w, const Product *p, int64_t tokens, void 
 /* A replicated matrix is multiplied by local tokens only. */
 static int64_t tokens_of(const LayerPass *w, const Param *matrix) {
     const Model *m = w->pass->model;
-    return is_replicated(w, matrix) ? model_own_tokens(m) : m->tokens;
+    return is_replicated(w, matrix) ? model_local_tokens(m) : m->tokens;
 }
 
 /* Y [T, out] = X W^T; the flag is set if W is stored as [out, in]. The bias is added in a separate pass over
@@ -341,7 +341,7 @@ void product_forward(const LayerPass *w, const Product *p, const void *x, void *
 
 void product_summed(const LayerPass *w, const Product *p, const float *partials, void *y) {
     const Model *m = w->pass->model;
-    int64_t own = model_own_tokens(m);
+    int64_t own = model_local_tokens(m);
     OP(w->pass->device, cast, own * model_dim(&m->config, p->out), partials, DTYPE_F32, y, m->compute);
     add_bias(w, p, own, y);
     product_adapters_summed(w, p, y);
@@ -354,10 +354,10 @@ static void bias_gradient(const LayerPass *w, const Product *p, const void *dy) 
     const Param *bias = product_bias(w, p);
     bool cut = p->weight->tp == COLUMN_PARALLEL;
     int64_t out = model_dim(&m->config, p->out),
-            tokens = model_exact_chunk(m, cut ? m->tokens : model_own_tokens(m));
+            tokens = model_exact_chunk(m, cut ? m->tokens : model_local_tokens(m));
     for (int r = 0; bias && r < model_exact_chunks(m); r++)
         OP(w->pass->device, bias_backward, .tokens = tokens, .n = out,
-           .dy = model_at(m, cut ? dy : w->own_dy, r * tokens * out),
+           .dy = model_at(m, cut ? dy : w->local_dy, r * tokens * out),
            .db = gradient_of_exact_chunk(&w->pass->gradients, bias, r),
            .split_size = cut ? tokens : model_token_split(m), .c = m->compute);
 }
@@ -428,7 +428,7 @@ void norm_forward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], int64
 void norm_backward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], const void *x, const float *rstd,
                    const void *dy, void *dx, bool add) {
     const Model *m = p->model;
-    int64_t hidden = m->config.hidden_size, own = model_exact_chunk(m, model_own_tokens(m));
+    int64_t hidden = m->config.hidden_size, own = model_exact_chunk(m, model_local_tokens(m));
     const Param *w = param_of(&m->table, unit, &rows[WEIGHT]), *bias = param_of(&m->table, unit, &rows[BIAS]);
     for (int r = 0; bias && r < model_exact_chunks(m); r++)
         OP(p->device, bias_backward, .tokens = own, .n = hidden, .dy = model_at(m, dy, r * own * hidden),
