@@ -35,6 +35,8 @@ static const Flag flags[] = {
     {"--stages-per-rank", 'v', "N", "default 1, or 2 for schedules made for several"},
     {"--cost", 0, "F,I,W[,LATENCY]",
      "time of forward, dgrad and wgrad of one stage, and of a transfer; default 1,1,1,0"},
+    {"--activations", 0, "X",
+     "limit of zbv: the largest share of the activations of 1f1b that a rank keeps, such as 0.75"},
     {"--overlap", 0, NULL,
      "a forward and a backward that are scheduled as one take as long as the longer of them"},
     {"--csv", 0, "[=FORM]",
@@ -48,6 +50,7 @@ static const Flag flags[] = {
 typedef struct Request {
     int64_t ranks, microbatches, stages_per_rank; /* 0: not given */
     int64_t width;
+    double activations; /* 0: not given */
     SimulateCosts costs;
 } Request;
 
@@ -89,6 +92,7 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     TRY(arguments_int(args, "--pp", 1, MOST_RANKS, &q->ranks, err));
     TRY(arguments_int(args, "--microbatches", 1, MOST_MICROBATCHES, &q->microbatches, err));
     TRY(arguments_int(args, "--stages-per-rank", 1, MOST_STAGES_PER_RANK, &q->stages_per_rank, err));
+    TRY(arguments_double(args, "--activations", 0, 1, &q->activations, err));
     TRY(arguments_int(args, "--width", 40, 20000, &q->width, err));
     if (costs) TRY(parse_costs(costs, &q->costs, err));
     q->costs.overlap_is_max = arguments_has(args, "--overlap");
@@ -97,7 +101,7 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     return OK;
 }
 
-/* Lists the nearest name and all nine. At most three edits: a far-fetched suggestion would mislead. */
+/* Lists the nearest name and all. At most three edits: a far-fetched suggestion would mislead. */
 static ErrorCode unknown_schedule(const char *operand, Error *err) {
     char shown[80];
     Text all = {0};
@@ -148,11 +152,12 @@ static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *
          * ones. */
         int v = q->stages_per_rank ? (int)q->stages_per_rank : schedule_default_stages_per_rank(name);
         TRY(check_cells(q, v, err));
-        return schedule_make(s, name, (int)q->ranks, (int)q->microbatches, v, err);
+        return schedule_make_limited(s, name, (int)q->ranks, (int)q->microbatches, v, q->activations, err);
     }
-    if (q->ranks || q->microbatches || q->stages_per_rank)
+    if (q->ranks || q->microbatches || q->stages_per_rank || q->activations > 0)
         return error_set(err, ERR_USAGE,
-                         "schedule: --pp, --microbatches and --stages-per-rank come from the file %s",
+                         "schedule: --pp, --microbatches, --stages-per-rank and --activations come from the "
+                         "file %s",
                          operand);
     return schedule_read_csv(s, operand, err);
 }
@@ -314,8 +319,9 @@ static void compare_row(Schedule *s, const Simulation *t, int v, Text *out) {
 }
 
 /* A stage of a rank with v stages costs 1 / v, so that rows compare: each is the same model on the same
- * ranks. --stages-per-rank applies to the schedules that leave it open; V-shaped ones need exactly two,
- * others one. A schedule that these sizes do not allow shows the reason in its row, and the others follow. */
+ * ranks. --stages-per-rank and --activations apply to the schedules that leave them open; V-shaped ones
+ * need exactly two stages, others one. A schedule that these sizes do not allow shows the reason in its
+ * row, and the others follow. */
 static void compare_one(ScheduleName name, const Request *q, Text *out) {
     Schedule s;
     Simulation t;
@@ -326,7 +332,8 @@ static void compare_one(ScheduleName name, const Request *q, Text *out) {
     costs.uniform.forward /= v;
     costs.uniform.input /= v;
     costs.uniform.weight /= v;
-    ErrorCode code = schedule_make(&s, name, (int)q->ranks, (int)q->microbatches, v, &why);
+    double limit = schedule_takes_limit(name) ? q->activations : 0;
+    ErrorCode code = schedule_make_limited(&s, name, (int)q->ranks, (int)q->microbatches, v, limit, &why);
     if (code == OK) {
         code = simulate(&t, &s, &costs, &why);
         if (code == OK) {
@@ -388,7 +395,7 @@ const Verb verb_schedule = {
                "and a cell an action: 0F0 is the forward of stage 0 on microbatch 0, B a backward, I and W "
                "its halves. What --csv prints can be edited and read back.\n\n"
                "Names: gpipe, 1f1b, looped_bfs, interleaved_1f1b, zb_h1, zb_h2, interleaved_zero_bubble, "
-               "zbv, dualpipev.\n\n"
+               "v_min, v_half, zbv, dualpipev.\n\n"
                "Examples:\n"
                "  weft schedule --pp 4 --microbatches 8\n"
                "  weft schedule 1f1b --pp 4 --microbatches 8 --cost 1,1,0.8,0.1\n"

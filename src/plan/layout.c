@@ -68,6 +68,16 @@ static ErrorCode check_file_stages(const Schedule *s, const Config *c, Error *er
     return OK;
 }
 
+/* The order of a file keeps what it keeps. */
+static ErrorCode refuse_file_limit(const Config *c, Error *err) {
+    if (c->pipeline.activations == 0) return OK;
+    return error_set(
+        err, ERR_CONFIG,
+        "pipeline.activations is %g, but pipeline.schedule is the file %s, whose order is fixed: "
+        "leave pipeline.activations at 0, or take pipeline.schedule=zbv",
+        c->pipeline.activations, c->pipeline.schedule);
+}
+
 /* A file is a schedule for a fixed number of ranks and microbatches, which must be those of the mesh and the
  * step. The message shows both the file's numbers and the keys', since either may be the one to change. */
 static ErrorCode read_schedule(Layout *l, const Config *c, int ranks, Error *err) {
@@ -123,6 +133,7 @@ static ErrorCode make_single(Schedule *s, int microbatches, bool split_backward,
 static ErrorCode open_single(Layout *l, const Config *c, ScheduleName name, Error *err) {
     int asked = (int)c->pipeline.stages_per_rank;
     if (asked > 0) TRY(schedule_check_stages_per_rank(name, asked, err));
+    TRY(schedule_check_limit(name, c->pipeline.activations, err));
     return make_single(&l->schedule, l->microbatches, c->train.split_backward, err);
 }
 
@@ -133,12 +144,14 @@ static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err
     int each;
     if (!schedule_find(asked, &name)) {
         if (!schedule_names_file(asked) && !file_exists(asked)) return unknown_schedule(asked, err);
+        TRY(refuse_file_limit(c, err));
         return read_schedule(l, c, ranks, err);
     }
     if (ranks == 1) return open_single(l, c, name, err);
     TRY(stages_per_rank(c, name, ranks, &each, err));
     TRY(check_units(c, name, ranks, each, err));
-    return schedule_make(&l->schedule, name, ranks, l->microbatches, each, err);
+    return schedule_make_limited(&l->schedule, name, ranks, l->microbatches, each, c->pipeline.activations,
+                                 err);
 }
 
 /* ---- costs ---- */
@@ -361,8 +374,12 @@ static void describe_split(const Layout *l, const Config *c, Text *out) {
 /* Prints nothing with one rank, where there was nothing to choose. */
 void layout_describe(const Layout *l, const Config *c, Text *out) {
     describe_mesh(&l->mesh, out);
-    if (l->stages.count > 1)
-        text_printf(out, "pipeline %s, %d stages\n", c->pipeline.schedule, l->stages.count);
+    if (l->stages.count > 1) {
+        text_printf(out, "pipeline %s, %d stages", c->pipeline.schedule, l->stages.count);
+        if (c->pipeline.activations > 0)
+            text_printf(out, ", at most %g of the activations of 1f1b", c->pipeline.activations);
+        text_puts(out, "\n");
+    }
     if (c->numerics.mode != NUMERICS_EXACT && !schedule_adds_in_order(&l->schedule))
         text_puts(out, "sums    gradients are added up in another order than by one rank: "
                        "numerics.mode=exact makes the bits equal\n");

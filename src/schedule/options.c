@@ -10,7 +10,7 @@ const Option pipeline_options[] = {
      * of as many microbatches as there are stages, where gpipe keeps those of all. */
     TEXT("pipeline.schedule", schedule, "1f1b", SUMS,
          "Pipeline schedule: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, "
-         "interleaved_zero_bubble, zbv, dualpipev, or a CSV file of compute actions.",
+         "interleaved_zero_bubble, v_min, v_half, zbv, dualpipev, or a CSV file of compute actions.",
          ELSEWHERE("pipeline_parallel_schedule pipeline_parallel_schedule_csv")),
     /* An alternative to train.microbatch: each follows from the other. */
     INT("pipeline.microbatches", microbatches, "0", 0, 1e6, NOTHING,
@@ -28,6 +28,9 @@ const Option pipeline_options[] = {
         ELSEWHERE("pipeline_parallel_layers_per_stage")),
     INT("pipeline.stages_per_rank", stages_per_rank, "0", 0, 1e6, NOTHING,
         "Stages of each rank, for schedules that take several; 0: 1, or 2 for those made for more."),
+    REAL("pipeline.activations", activations, "0", 0, 1, NOTHING,
+         "Limit of zbv: the largest share of the activations of 1f1b that a rank keeps, such as 0.75; 0: all "
+         "of them."),
     /* TorchTitan's two numbers under its names: embedding and head take time like layers, so the first and
      * the last stage get fewer layers. 1 each unless measured. */
     INT("pipeline.first_stage_less_layers", first_stage_less, "1", 0, 1e6, NOTHING,

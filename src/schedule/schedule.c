@@ -1,6 +1,7 @@
 /* Pipeline schedules as data: names, memory, the text of a cell.
  *
  *     schedule_make.c     orders of the named schedules          schedule_csv.c  ... and those of a file
+ *     schedule_v.c        ... of a V under a limit                |
  *             \                                                   /
  *              +--> Schedule: for each rank a list of cells <----+
  *              |
@@ -33,6 +34,8 @@ static const NameFacts facts[PIPE_NAMES] = {
     [PIPE_ZB_H1] = {"zb_h1", 1, false, true},
     [PIPE_ZB_H2] = {"zb_h2", 1, false, true},
     [PIPE_INTERLEAVED_ZERO_BUBBLE] = {"interleaved_zero_bubble", 2, false, true},
+    [PIPE_V_MIN] = {"v_min", 2, true, true},
+    [PIPE_V_HALF] = {"v_half", 2, true, true},
     [PIPE_ZBV] = {"zbv", 2, true, true},
     [PIPE_DUALPIPEV] = {"dualpipev", 2, true, true},
 };
@@ -56,6 +59,9 @@ bool schedule_names_file(const char *text) {
 }
 
 bool schedule_is_v(ScheduleName name) { return facts[name].v; }
+
+/* v_min and v_half are zbv under limits of their own. */
+bool schedule_takes_limit(ScheduleName name) { return name == PIPE_ZBV; }
 
 bool schedule_splits_backward(ScheduleName name) { return facts[name].split_backward; }
 

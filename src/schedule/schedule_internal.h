@@ -9,6 +9,9 @@
 void schedule_start(Schedule *s, const char *name, int ranks);
 void schedule_place(Schedule *s, int stages);
 void order_add(Order *o, Cell cell);
+/* Fills the orders of a V of two stages a rank: no rank keeps the activations of more than `limit` >= 2
+ * (stage, microbatch) pairs until the end of their wgrads. */
+void schedule_make_v(Schedule *s, int limit);
 
 static inline bool cell_is_compute(CellKind kind) { return kind >= CELL_F && kind <= CELL_B; }
 static inline bool cell_is_transfer(CellKind kind) { return kind >= CELL_SEND_F && kind <= CELL_RECV_B; }

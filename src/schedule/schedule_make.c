@@ -9,6 +9,8 @@
  *     1F1B, rank 0 of 3     F0 F1 F2 B0 F3 B1 F4 B2 ...     as many forwards ahead as there are ranks behind
  *     ZB-H1                 B becomes I and W: I keeps the others going, W fills what would be idle
  *
+ * schedule_v.c makes a V under a limit of activations: all ranks at once, without a closed form.
+ *
  * Closed forms and phases follow the papers; cells of microbatches that do not exist are left out. Tests
  * verify every order with schedule_check and the simulator. */
 #include "schedule/schedule.h"
@@ -256,6 +258,8 @@ static void make_rank(OrderBuilder *k, ScheduleName name) {
     case PIPE_ZB_H2: make_zb(k, 2); break;
     case PIPE_INTERLEAVED_ZERO_BUBBLE: make_interleaved_zero_bubble(k); break;
     case PIPE_ZBV: make_zbv(k); break;
+    case PIPE_V_MIN:
+    case PIPE_V_HALF: break; /* by schedule_make_v */
     case PIPE_DUALPIPEV: make_dualpipev(k); break;
     case PIPE_NAMES: break;
     }
@@ -310,23 +314,62 @@ static ErrorCode check_numbers(ScheduleName name, int ranks, int microbatches, i
     return OK;
 }
 
-ErrorCode schedule_make(Schedule *s, ScheduleName name, int ranks, int microbatches, int stages_per_rank,
-                        Error *err) {
+ErrorCode schedule_check_limit(ScheduleName name, double activations, Error *err) {
+    if (activations == 0 || schedule_takes_limit(name)) return OK;
+    return error_set(
+        err, ERR_CONFIG,
+        "schedule %s has no limit of activations that can be set (%g): zbv has; v_half keeps about "
+        "half of what 1f1b keeps, v_min a third",
+        schedule_name(name), activations);
+}
+
+/* The limit of schedule_make_v, or 0 for an order by closed form. The paper's numbers of microbatches for
+ * V-Min and V-Half, times two stages. */
+static ErrorCode find_limit(ScheduleName name, int ranks, double activations, int *limit, Error *err) {
+    *limit = name == PIPE_V_MIN ? 2 * ((ranks + 4) / 3) : name == PIPE_V_HALF ? 2 * ((ranks + 2) / 2) : 0;
+    TRY(schedule_check_limit(name, activations, err));
+    if (activations == 0) return OK;
+    *limit = (int)(2 * ranks * activations + 1e-9); /* 1 / 3 of 6 is 2 */
+    if (*limit < 2)
+        return error_set(
+            err, ERR_CONFIG,
+            "schedule %s with %g of the activations of 1f1b, %d microbatches on %d ranks: that is "
+            "less than the one microbatch that a rank works on; %.3g would do",
+            schedule_name(name), activations, ranks, ranks, 1.0 / ranks);
+    return OK;
+}
+
+static void make_orders(Schedule *s, ScheduleName name, int stages_per_rank) {
+    for (int r = 0; r < s->ranks; r++) {
+        OrderBuilder k = {.order = &s->orders[r],
+                          .ranks = s->ranks,
+                          .rank = r,
+                          .microbatches = s->microbatches,
+                          .chunks = stages_per_rank,
+                          .v = schedule_is_v(name)};
+        make_rank(&k, name);
+    }
+}
+
+ErrorCode schedule_make_limited(Schedule *s, ScheduleName name, int ranks, int microbatches,
+                                int stages_per_rank, double activations, Error *err) {
+    int limit;
     *s = (Schedule){0};
     TRY(check_numbers(name, ranks, microbatches, stages_per_rank, err));
+    TRY(find_limit(name, ranks, activations, &limit, err));
     schedule_start(s, schedule_name(name), ranks);
     schedule_place(s, ranks * stages_per_rank);
     s->microbatches = microbatches;
     s->split_backward = schedule_splits_backward(name);
     for (int i = 0; i < s->stages; i++) s->rank_of_stage[i] = rank_of(schedule_is_v(name), ranks, i);
-    for (int r = 0; r < ranks; r++) {
-        OrderBuilder k = {.order = &s->orders[r],
-                          .ranks = ranks,
-                          .rank = r,
-                          .microbatches = microbatches,
-                          .chunks = stages_per_rank,
-                          .v = schedule_is_v(name)};
-        make_rank(&k, name);
-    }
+    if (limit)
+        schedule_make_v(s, limit);
+    else
+        make_orders(s, name, stages_per_rank);
     return OK;
+}
+
+ErrorCode schedule_make(Schedule *s, ScheduleName name, int ranks, int microbatches, int stages_per_rank,
+                        Error *err) {
+    return schedule_make_limited(s, name, ranks, microbatches, stages_per_rank, 0, err);
 }

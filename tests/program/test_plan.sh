@@ -171,7 +171,7 @@ hasnt out "another order"
 plan 0 -n 2 mesh.pp=2 pipeline.schedule=dualpipev
 hasnt out "another order"
 
-limited="gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 interleaved_zero_bubble zbv dualpipev"
+limited="gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 interleaved_zero_bubble v_min v_half zbv dualpipev"
 [ "${CURVE:-}" != brief ] || limited="1f1b interleaved_zero_bubble dualpipev"
 for name in $limited; do
     fits pipeline.schedule=$name
@@ -203,9 +203,17 @@ plan 0 -n 2 mesh.pp=2 train.microbatch=8 pipeline.schedule=gpipe model.vocab_siz
     pipeline.memory_gib="$(awk -v m="$fullest" 'BEGIN { print m / 1024 * 0.97 }')"
 [ "$free_split" != "$(grep -c "of largest" out)$(grep "embedding, layers" out | head -1)" ] || fail "memory does not move the split: $free_split"
 
+# A limit of activations takes memory and gives time.
+for share in 1 0.75 0.5; do
+    plan 0 -n 4 mesh.pp=4 pipeline.schedule=zbv train.microbatch=4 pipeline.activations=$share
+    sed -n 's/^  total *\([0-9.]*\) MiB.*/\1/p' out
+    has out "pipeline zbv, 8 stages, at most $share of the activations of 1f1b"
+done >totals
+[ "$(sort -rn totals | uniq)" = "$(cat totals)" ] && [ "$(wc -l <totals)" = 3 ] || fail "less is kept, more is planned: $(cat totals)"
+
 # Comparison of all schedules: sorted, those that fit first, the configured one marked, with reasons for those left out.
 plan 0 -n 4 mesh.pp=4 --compare --whole
-for name in gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 interleaved_zero_bubble zbv dualpipev; do has out " $name "; done
+for name in gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 interleaved_zero_bubble v_min v_half zbv dualpipev; do has out " $name "; done
 grep -qE "^\* 1f1b +1 +64 " out || fail "the configured one is not marked: $(cat out)"
 grep -q "^left out: dualpipev with 1, 2, 4 microbatches: " out || fail "reasons: $(grep left out)"
 grep -E "^[* ] [a-z0-9_]+ +[0-9]+ +[0-9]+ " out | awk '{ sub(/^[* ] /, ""); print $5 }' | sort -gc || fail "not in order of time"
@@ -437,6 +445,14 @@ plan 78 -n 4 mesh.pp=4 pipeline.schedule=interleaved_1f1b pipeline.stages_per_ra
 has err "set pipeline.stages_per_rank to at most 2"
 plan 78 -n 8 mesh.pp=8 pipeline.schedule=zbv
 has err "set mesh.pp to at most 5"
+plan 78 -n 4 mesh.pp=4 pipeline.schedule=zbv pipeline.activations=0.2
+has err "less than the one microbatch that a rank works on; 0.25 would do"
+for pp in 1 4; do
+    plan 78 -n 4 mesh.pp=$pp mesh.dp_shard=-1 pipeline.activations=0.5
+    has err "schedule 1f1b has no limit of activations that can be set (0.5): zbv has"
+done
+plan 78 -n 4 mesh.pp=4 pipeline.schedule=zbv pipeline.activations=1.5
+has err "pipeline.activations"
 plan 78 -n 3 mesh.tp=3
 has err "mesh.tp 3 does not fit num_attention_heads 4: 1, 2 or 4 would"
 plan 78 -n 2 mesh.ep=2
@@ -461,6 +477,8 @@ has err "pipeline.layers_per_stage is 3, which makes 4 stages, 2 on each of 2 ra
 plan 0 $interleaved pipeline.layers_per_stage=3 pipeline.stages_per_rank=2
 plan 78 -n 4 mesh.pp=4 pipeline.schedule=four.csv pipeline.stages_per_rank=2
 has err "pipeline.stages_per_rank is 2, but four.csv has 4 stages on 4 ranks"
+plan 78 -n 4 mesh.pp=4 pipeline.schedule=four.csv pipeline.activations=0.5
+has err "pipeline.schedule is the file four.csv, whose order is fixed"
 plan 78 -n 4 mesh.pp=4 pipeline.schedule=four.csv pipeline.layers_per_stage=5
 has err "pipeline.layers_per_stage is 5, which makes 2 stages of 10 layers (embedding and head counted), but four.csv has 4 stages"
 plan 0 -n 4 mesh.pp=4 pipeline.schedule=four.csv pipeline.layers_per_stage=3 pipeline.stages_per_rank=1

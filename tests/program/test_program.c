@@ -126,6 +126,8 @@ static void each_case(void (*visit)(const Case *c, const Lowered *l, int rank)) 
         {.pp = 2, .replicas = 1, .shards = 2, .schedule = "zbv"},
         {.pp = 2, .replicas = 2, .shards = 2, .schedule = "interleaved_zero_bubble"},
         {.pp = 2, .replicas = 2, .shards = 1, .schedule = "dualpipev"},
+        {.pp = 3, .replicas = 1, .shards = 2, .schedule = "v_half"},
+        {.pp = 4, .replicas = 1, .shards = 1, .schedule = "v_min"},
         {.pp = 2, .replicas = 1, .shards = 3, .schedule = "looped_bfs"},
         {.pp = 3, .replicas = 2, .shards = 1, .schedule = "zb_h2"},
         {.pp = 1, .replicas = 1, .shards = 4, .experts = 4},

@@ -22,7 +22,7 @@ schedule 0 1f1b --pp 2 --microbatches 2 --csv=p2p
 sed 's/[01]UNSHARD,//; s/,[01]REDUCE_GRAD,[01]RESHARD//' wanted | cmp -s out - || fail "1f1b with transfers: $(cat out)"
 
 # Every schedule survives writing and reading, with the same figures.
-names="gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 interleaved_zero_bubble zbv dualpipev"
+names="gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 interleaved_zero_bubble v_min v_half zbv dualpipev"
 "$weft" schedule --help >help
 for name in $names; do
     has help "$name"
@@ -56,6 +56,7 @@ sys.exit(f"{got} instead of {want}" if got != want else 0)' "${@:2}" || fail "fi
     check 1f1b 33 9 4 4
     check interleaved_1f1b 57 9 11 11
     check zb_h1 27 3 4 4
+    check v_half 55 7 6 6
     check zbv 51 3 8 8
 fi
 

@@ -53,7 +53,7 @@ check() {
             fail "$name: $metrics: memory moves: $(tr '\n' ',' <memory)"
     done
 }
-for schedule in gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 dualpipev; do check $schedule pipeline.schedule=$schedule; done
+for schedule in gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 v_half dualpipev; do check $schedule pipeline.schedule=$schedule; done
 check exact pipeline.schedule=zbv numerics.mode=exact model.tie_word_embeddings=true
 check recompute pipeline.schedule=interleaved_zero_bubble train.recompute=full
 # Experts' gradients of several ranks of ep, added up as they come.

@@ -133,7 +133,7 @@ draw_mesh() {
     key train.recompute none selective full
     key train.reshard_after_forward auto always never
     [ "$cp" -eq 1 ] || key mesh.cp_comm auto all_to_all all_gather
-    [ "$pp" -eq 1 ] || key pipeline.schedule gpipe 1f1b interleaved_1f1b looped_bfs zb_h1 zb_h2 interleaved_zero_bubble zbv dualpipev
+    [ "$pp" -eq 1 ] || key pipeline.schedule gpipe 1f1b interleaved_1f1b looped_bfs zb_h1 zb_h2 interleaved_zero_bubble v_min v_half zbv dualpipev
     at_times 30 train.split_backward=true
     at_times 30 comm.progress_thread=true
     at_times 20 train.ep_buffer_factor=1

@@ -52,6 +52,8 @@ static bool possible(ScheduleName name, int ranks, int m, int chunks) {
     case PIPE_LOOPED_BFS: return true;
     case PIPE_INTERLEAVED_1F1B:
     case PIPE_INTERLEAVED_ZERO_BUBBLE: return m % rounds == 0;
+    case PIPE_V_MIN:
+    case PIPE_V_HALF:
     case PIPE_ZBV: return chunks == 2;
     case PIPE_DUALPIPEV: return chunks == 2 && m >= 2 * ranks;
     case PIPE_GPIPE:
@@ -122,6 +124,8 @@ static Closed closed_form(ScheduleName name, const Schedule *s, int v, int r) {
         return (Closed){plenty ? 3 * m + P - 1 : -1, plenty ? 0 : -1, least(m, 2 * (P - 1 - r) + 1),
                         least(m, 2 * P - 1)};
     case PIPE_ZBV: return plenty ? (Closed){6 * m + P - 1, 0, 2 * P, 2 * P} : (Closed){-1, -1, -1, -1};
+    case PIPE_V_MIN:
+    case PIPE_V_HALF: return (Closed){-1, -1, -1, -1}; /* test_limits_are_kept */
     case PIPE_DUALPIPEV: return (Closed){6 * m + 2 * (P - 1), -1, 2 * P + 1, 2 * P + 1};
     case PIPE_INTERLEAVED_1F1B:
     case PIPE_INTERLEAVED_ZERO_BUBBLE:
@@ -222,6 +226,8 @@ static void test_table_of_4_ranks(void **state) {
         {PIPE_INTERLEAVED_ZERO_BUBBLE, 2, 25.5, 1.5, 1.5, 4, 2.5, 4, 4, 25.5, 51},
         {PIPE_INTERLEAVED_ZERO_BUBBLE, 4, 24.75, .75, .75, 4, 3.25, 4, 4, 24.75, 77},
         {PIPE_ZB_H2, 1, 27, 3, 0, 7, 1, 7, 7, 27, 30},
+        {PIPE_V_MIN, 2, 30, 6, 6, 2, 2, 2, 2, 30, 70},
+        {PIPE_V_HALF, 2, 27.5, 3.5, 3.5, 3, 3, 3, 3, 27.5, 57.5},
         {PIPE_ZBV, 2, 25.5, 1.5, 0, 4, 4, 4, 4, 25.5, 41.5},
         {PIPE_DUALPIPEV, 2, 27, 3, 3, 4.5, 4.5, 4.5, 4.5, 22, 48.5},
     };
@@ -242,10 +248,86 @@ static void test_table_of_8_ranks(void **state) {
         {PIPE_INTERLEAVED_ZERO_BUBBLE, 2, 99.5, 3.5, 3.5, 8, 4.5, 8, 8, 99.5, 201},
         {PIPE_INTERLEAVED_ZERO_BUBBLE, 4, 97.75, 1.75, 1.75, 8, 6.25, 8, 8, 97.75, 313},
         {PIPE_ZB_H2, 1, 103, 7, 0, 15, 1, 15, 15, 103, 110},
+        {PIPE_V_MIN, 2, 109, 13, 13, 4, 4, 4, 4, 109, 290.5},
+        {PIPE_V_HALF, 2, 105.5, 9.5, 9.5, 5, 5, 5, 5, 105.5, 221},
         {PIPE_ZBV, 2, 99.5, 3.5, 0, 8, 8, 8, 8, 99.5, 137.5},
         {PIPE_DUALPIPEV, 2, 103, 7, 7, 8.5, 8.5, 8.5, 8.5, 76, 184.5},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) check_row(&rows[i], 8, 32);
+}
+
+static void assert_few_wgrads_wait(const Schedule *s) {
+    for (int r = 0; r < s->ranks; r++)
+        for (int i = 0, waiting = 0; i < s->orders[r].count; i++) {
+            CellKind kind = s->orders[r].cells[i].kind;
+            waiting += (kind == CELL_I) - (kind == CELL_W);
+            assert_in_range(waiting, 0, 2);
+        }
+}
+
+/* A V under a limit, checked and simulated with equal costs; the fullest rank's peak until W, in stages. */
+static double makespan_within(int ranks, int m, double activations, int *peak) {
+    Schedule s;
+    Simulation sim;
+    Error err = {0};
+    must(schedule_make_limited(&s, PIPE_ZBV, ranks, m, 2, activations, &err), &err, "limited");
+    must(simulate(&sim, &s, &unit_costs, &err), &err, "limited");
+    assert_true(schedule_adds_in_order(&s));
+    assert_few_wgrads_wait(&s);
+    *peak = 0;
+    for (int r = 0; r < ranks; r++) *peak = sim.rank[r].peak_weight > *peak ? sim.rank[r].peak_weight : *peak;
+    double makespan = sim.makespan;
+    simulation_free(&sim);
+    schedule_free(&s);
+    return makespan;
+}
+
+/* From V-Half's peak on there is less idle time than with 1F1B. */
+static void test_limits_are_kept(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 12; ranks++)
+        for (int m = 1; m <= 48; m += m < 4 ? 1 : ranks)
+            for (int limit = 2; limit <= 2 * ranks; limit++) {
+                int peak;
+                double makespan = makespan_within(ranks, m, limit / (2.0 * ranks), &peak),
+                       one = 6.0 * m + 6 * (ranks - 1);
+                if (peak > limit)
+                    fail_msg("%d ranks, %d microbatches: %d of %d stages", ranks, m, peak, limit);
+                if (m >= ranks && limit >= 2 * ((ranks + 2) / 2) && makespan > one)
+                    fail_msg("%d ranks, %d microbatches, %d stages: %g units, 1F1B %g", ranks, m, limit,
+                             makespan, one);
+            }
+}
+
+/* V-Half and V-Min are limits with names. */
+static void test_names_of_limits(void **state) {
+    (void)state;
+    static const struct {
+        ScheduleName name;
+        double activations;
+    } rows[] = {{PIPE_V_HALF, 5 / 8.0}, {PIPE_V_MIN, 4 / 8.0}};
+    for (int i = 0; i < 2; i++) {
+        Schedule s = made(rows[i].name, 8, 20, 2), limited;
+        Error err = {0};
+        Text text = {0};
+        must(schedule_make_limited(&limited, PIPE_ZBV, 8, 20, 2, rows[i].activations, &err), &err, "limited");
+        schedule_write_csv(&limited, &text);
+        assert_csv(&s, text.data);
+        text_free(&text);
+        schedule_free(&limited);
+        schedule_free(&s);
+    }
+}
+
+static void test_impossible_limits_are_refused(void **state) {
+    (void)state;
+    Schedule s;
+    Error err = {0};
+    assert_int_equal(schedule_make_limited(&s, PIPE_ZBV, 8, 16, 2, 0.1, &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "0.125 would do"));
+    assert_int_equal(schedule_make_limited(&s, PIPE_1F1B, 8, 16, 1, 0.5, &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "schedule 1f1b has no limit of activations"));
+    assert_int_equal(schedule_make_limited(&s, PIPE_V_HALF, 8, 16, 2, 0.5, &err), ERR_CONFIG);
 }
 
 /* The zero-bubble paper's times of its models (forward, input, weight, transfer) must give the bubble rates
@@ -728,6 +810,9 @@ int main(void) {
         cmocka_unit_test(test_closed_forms),
         cmocka_unit_test(test_table_of_4_ranks),
         cmocka_unit_test(test_table_of_8_ranks),
+        cmocka_unit_test(test_limits_are_kept),
+        cmocka_unit_test(test_names_of_limits),
+        cmocka_unit_test(test_impossible_limits_are_refused),
         cmocka_unit_test(test_bubble_rates_of_the_paper),
         cmocka_unit_test(test_blocking_receives_are_slow),
         cmocka_unit_test(test_no_order_beats_the_bound),
