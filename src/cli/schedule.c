@@ -141,6 +141,11 @@ static ErrorCode check_cells(const Request *q, int stages_per_rank, Error *err) 
                      stages_per_rank == 1 ? "" : "s", MOST_CELLS);
 }
 
+static OrderTerms order_terms(const Request *q, double activations) {
+    StageCost u = q->costs.uniform;
+    return (OrderTerms){activations, {u.forward, u.input, u.weight}};
+}
+
 /* Made by name, or read from a file, which has its own sizes: flags for them are refused, since a file cannot
  * follow them. On failure there is nothing to free. */
 static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *s, Error *err) {
@@ -152,7 +157,8 @@ static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *
          * ones. */
         int v = q->stages_per_rank ? (int)q->stages_per_rank : schedule_default_stages_per_rank(name);
         TRY(check_cells(q, v, err));
-        return schedule_make_limited(s, name, (int)q->ranks, (int)q->microbatches, v, q->activations, err);
+        OrderTerms terms = order_terms(q, q->activations);
+        return schedule_make_on(s, name, (int)q->ranks, (int)q->microbatches, v, &terms, err);
     }
     if (q->ranks || q->microbatches || q->stages_per_rank || q->activations > 0)
         return error_set(err, ERR_USAGE,
@@ -332,8 +338,8 @@ static void compare_one(ScheduleName name, const Request *q, Text *out) {
     costs.uniform.forward /= v;
     costs.uniform.input /= v;
     costs.uniform.weight /= v;
-    double limit = schedule_takes_limit(name) ? q->activations : 0;
-    ErrorCode code = schedule_make_limited(&s, name, (int)q->ranks, (int)q->microbatches, v, limit, &why);
+    OrderTerms terms = order_terms(q, schedule_takes_limit(name) ? q->activations : 0);
+    ErrorCode code = schedule_make_on(&s, name, (int)q->ranks, (int)q->microbatches, v, &terms, &why);
     if (code == OK) {
         code = simulate(&t, &s, &costs, &why);
         if (code == OK) {

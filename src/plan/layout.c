@@ -137,6 +137,24 @@ static ErrorCode open_single(Layout *l, const Config *c, ScheduleName name, Erro
     return make_single(&l->schedule, l->microbatches, c->train.split_backward, err);
 }
 
+/* Splits, simulations, forecasts and balance all count in these FLOPs of a token. */
+void layout_unit_costs(const Config *c, StageCost *units) {
+    ModelConfig m = c->model.shape;
+    m.expert_ranks = c->mesh.ep; /* dispatched ops are recomputed, and their dgrad and wgrad are one */
+    m.num_key_value_heads *= axes_copies(&m, (int)c->mesh.tp); /* each rank computes its replicas */
+    model_unit_costs(&m, (Recompute)c->train.recompute, c->train.context, units);
+}
+
+/* An order by list is made for the average stage. */
+static OrderTerms order_terms(const Config *c) {
+    size_t units = (size_t)c->model.shape.num_hidden_layers + 2;
+    StageCost *costs = mem_alloc_array(units, sizeof *costs), sum = {0};
+    layout_unit_costs(c, costs);
+    for (size_t i = 0; i < units; i++) sum = cost_plus(sum, costs[i]);
+    free(costs);
+    return (OrderTerms){c->pipeline.activations, {sum.forward, sum.input, sum.weight}};
+}
+
 /* Opens the schedule, with the number of stages that it has or is asked to have. */
 static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err) {
     ScheduleName name;
@@ -150,18 +168,8 @@ static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err
     if (ranks == 1) return open_single(l, c, name, err);
     TRY(stages_per_rank(c, name, ranks, &each, err));
     TRY(check_units(c, name, ranks, each, err));
-    return schedule_make_limited(&l->schedule, name, ranks, l->microbatches, each, c->pipeline.activations,
-                                 err);
-}
-
-/* ---- costs ---- */
-
-/* Splits, simulations, forecasts and balance all count in these FLOPs of a token. */
-void layout_unit_costs(const Config *c, StageCost *units) {
-    ModelConfig m = c->model.shape;
-    m.expert_ranks = c->mesh.ep; /* dispatched ops are recomputed, and their dgrad and wgrad are one */
-    m.num_key_value_heads *= axes_copies(&m, (int)c->mesh.tp); /* each rank computes its replicas */
-    model_unit_costs(&m, (Recompute)c->train.recompute, c->train.context, units);
+    OrderTerms terms = order_terms(c);
+    return schedule_make_on(&l->schedule, name, ranks, l->microbatches, each, &terms, err);
 }
 
 /* ---- the split ---- */

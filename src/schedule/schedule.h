@@ -36,7 +36,7 @@ const char *schedule_name(ScheduleName name);            /* "interleaved_1f1b" *
 bool schedule_find(const char *text, ScheduleName *out); /* false: no such schedule */
 bool schedule_names_file(const char *text);              /* ends in .csv or contains a slash */
 bool schedule_is_v(ScheduleName name);                   /* V placement: rank 0 has first and last stage */
-bool schedule_takes_limit(ScheduleName name);            /* of activations, in schedule_make_limited */
+bool schedule_takes_limit(ScheduleName name);            /* OrderTerms.activations */
 bool schedule_splits_backward(ScheduleName name);        /* its order has I and W cells */
 int schedule_default_stages_per_rank(
     ScheduleName name); /* 1, or 2 for those that are made for several stages on each rank */
@@ -85,11 +85,15 @@ ErrorCode schedule_check_stages_per_rank(ScheduleName name, int stages_per_rank,
 ErrorCode schedule_make(Schedule *s, ScheduleName name, int ranks, int microbatches, int stages_per_rank,
                         Error *err);
 ErrorCode schedule_check_limit(ScheduleName name, double activations, Error *err); /* 0: no limit */
-/* The same for a schedule that takes a limit: no rank keeps more than this share (0 to 1) of the P
- * microbatches that 1F1B keeps, counted for both of its stages until the end of the wgrad. 0: the schedule's
- * own order. */
-ErrorCode schedule_make_limited(Schedule *s, ScheduleName name, int ranks, int microbatches,
-                                int stages_per_rank, double activations, Error *err);
+/* What the order of a V under a limit depends on besides its sizes. */
+typedef struct OrderTerms {
+    /* No rank keeps more than this share (0 to 1) of the P microbatches that 1F1B keeps, counted for both of
+     * its stages until the end of the wgrad. 0: the schedule's own order. */
+    double activations;
+    double cost[3]; /* of F, I, W, in any unit; all 0: equal */
+} OrderTerms;
+ErrorCode schedule_make_on(Schedule *s, ScheduleName name, int ranks, int microbatches, int stages_per_rank,
+                           const OrderTerms *terms, Error *err);
 void schedule_free(Schedule *s);
 
 bool schedule_has_transfers(const Schedule *s);

@@ -10,8 +10,8 @@ void schedule_start(Schedule *s, const char *name, int ranks);
 void schedule_place(Schedule *s, int stages);
 void order_add(Order *o, Cell cell);
 /* Fills the orders of a V of two stages a rank: no rank keeps the activations of more than `limit` >= 2
- * (stage, microbatch) pairs until the end of their wgrads. */
-void schedule_make_v(Schedule *s, int limit);
+ * (stage, microbatch) pairs until the end of their wgrads. cost: of F, I, W, in any unit; all 0: equal. */
+void schedule_make_v(Schedule *s, int limit, const double cost[3]);
 
 static inline bool cell_is_compute(CellKind kind) { return kind >= CELL_F && kind <= CELL_B; }
 static inline bool cell_is_transfer(CellKind kind) { return kind >= CELL_SEND_F && kind <= CELL_RECV_B; }

@@ -351,19 +351,19 @@ static void make_orders(Schedule *s, ScheduleName name, int stages_per_rank) {
     }
 }
 
-ErrorCode schedule_make_limited(Schedule *s, ScheduleName name, int ranks, int microbatches,
-                                int stages_per_rank, double activations, Error *err) {
+ErrorCode schedule_make_on(Schedule *s, ScheduleName name, int ranks, int microbatches, int stages_per_rank,
+                           const OrderTerms *terms, Error *err) {
     int limit;
     *s = (Schedule){0};
     TRY(check_numbers(name, ranks, microbatches, stages_per_rank, err));
-    TRY(find_limit(name, ranks, activations, &limit, err));
+    TRY(find_limit(name, ranks, terms->activations, &limit, err));
     schedule_start(s, schedule_name(name), ranks);
     schedule_place(s, ranks * stages_per_rank);
     s->microbatches = microbatches;
     s->split_backward = schedule_splits_backward(name);
     for (int i = 0; i < s->stages; i++) s->rank_of_stage[i] = rank_of(schedule_is_v(name), ranks, i);
     if (limit)
-        schedule_make_v(s, limit);
+        schedule_make_v(s, limit, terms->cost);
     else
         make_orders(s, name, stages_per_rank);
     return OK;
@@ -371,5 +371,5 @@ ErrorCode schedule_make_limited(Schedule *s, ScheduleName name, int ranks, int m
 
 ErrorCode schedule_make(Schedule *s, ScheduleName name, int ranks, int microbatches, int stages_per_rank,
                         Error *err) {
-    return schedule_make_limited(s, name, ranks, microbatches, stages_per_rank, 0, err);
+    return schedule_make_on(s, name, ranks, microbatches, stages_per_rank, &(OrderTerms){0}, err);
 }

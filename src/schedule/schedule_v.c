@@ -9,9 +9,10 @@
  *     rank 2  .  . .  . F0 F1 .  .  .  . .  .  I1 . I0 .  .        I1 down: `spacing`; I0 up: 1
  *
  * Spacing 2 is V-Half (a peak of P/2 + 1 microbatches), spacing 1 V-Min (about P/3 + 1). The block only gives
- * priorities here. All ranks advance together in units of one pass: each takes the passes whose input is
- * there, the one that is due first in the block, as long as its activations stay within the limit, and a
- * wgrad if there is none. That fills warm-up and cool-down as well as the steady state, for any limit.
+ * priorities here. The passes are listed in the order of time, at the costs of F, I and W. A rank that is
+ * free takes, of the passes whose input is there and whose activations stay within the limit, the one that
+ * is due first in the block, and a wgrad if there is none. That fills warm-up and cool-down as well as the
+ * steady state, for any limit and any costs. Times are whole numbers, so all ranks find the same order.
  *
  * Between I and W a stage keeps what wgrad reads: with the gradients of all outputs that is more than between
  * F and I, and with recompute several times as much. So no more than two wgrads of a rank wait.
@@ -24,7 +25,15 @@
 #include "schedule/schedule.h"
 #include "schedule/schedule_internal.h"
 
-enum { LOW, HIGH, PASSES = 6, PERIOD = 6, MOST_WAITING = 2 };
+enum {
+    LOW,
+    HIGH,
+    PASSES = 6,
+    PERIOD = 6,
+    MOST_WAITING = 2,
+    UNITS = 60, /* of time in F, I and W together */
+    SLOTS = 64  /* more than any of them */
+};
 #define LATER ((int64_t)1 << 40) /* than any F or I */
 
 /* The passes of a rank for one microbatch. */
@@ -41,13 +50,16 @@ typedef struct Block {
 
 typedef struct VRun {
     int ranks, microbatches, limit; /* limit: stages of microbatches */
+    const int *costs;               /* [CELL_W + 1] */
     Block block;
     Order *orders;           /* [ranks], or NULL: only the length is wanted */
     int (*done)[CELL_W + 1]; /* [stages] microbatches, by kind */
-    int *chosen;             /* [ranks] pass of this unit, or PASSES */
-    int *awake, *next; /* [ranks] whose choice may differ from the last unit's; those of the next unit */
-    int next_count;
-    bool *waiting; /* [ranks] in next */
+    int *running;            /* [ranks] pass, or PASSES */
+    int *awake;              /* [ranks] that may find a pass now */
+    int awake_count;
+    bool *is_awake;   /* [ranks] */
+    int first[SLOTS]; /* rank whose pass ends at this time modulo SLOTS, or -1 */
+    int *after;       /* [ranks] another one with the same end, or -1 */
 } VRun;
 
 static int stage_of(const VRun *v, int rank, int chunk) {
@@ -109,63 +121,91 @@ static int choose(const VRun *v, int rank) {
 }
 
 static void wake(VRun *v, int rank) {
-    if (rank < 0 || rank >= v->ranks || v->waiting[rank]) return;
-    v->waiting[rank] = true;
-    v->next[v->next_count++] = rank;
+    if (rank < 0 || rank >= v->ranks || v->is_awake[rank]) return;
+    v->is_awake[rank] = true;
+    v->awake[v->awake_count++] = rank;
 }
 
-/* A rank's choice depends on its own stages and those next to them. */
-static void take(VRun *v, int rank) {
-    CellKind kind = passes[v->chosen[rank]].kind;
-    int stage = stage_of(v, rank, passes[v->chosen[rank]].chunk), microbatch = v->done[stage][kind]++;
-    if (v->orders) order_add(&v->orders[rank], (Cell){kind, stage, microbatch, false});
-    for (int r = rank - 1; r <= rank + 1; r++) wake(v, r);
+/* Begins the rank's next pass, if there is one. */
+static void begin(VRun *v, int rank, int64_t now) {
+    int pass = choose(v, rank);
+    v->running[rank] = pass;
+    if (pass == PASSES) return;
+    CellKind kind = passes[pass].kind;
+    int stage = stage_of(v, rank, passes[pass].chunk), *slot = &v->first[(now + v->costs[kind]) % SLOTS];
+    if (v->orders) order_add(&v->orders[rank], (Cell){kind, stage, v->done[stage][kind], false});
+    v->after[rank] = *slot;
+    *slot = rank;
 }
 
-/* One unit of time: all ranks choose by what was done before it. Returns the number of passes. */
-static int advance(VRun *v) {
-    int *awake = v->next, count = v->next_count, taken = 0;
-    v->next = v->awake, v->awake = awake, v->next_count = 0;
-    for (int i = 0; i < count; i++) {
-        v->waiting[awake[i]] = false;
-        v->chosen[awake[i]] = choose(v, awake[i]);
+/* Ends the passes of this moment, then lets all free ranks choose by what is done. A choice depends on a
+ * rank's own stages and those next to them. Returns how many passes ended. */
+static int advance(VRun *v, int64_t now) {
+    int ended = 0, next;
+    for (int rank = v->first[now % SLOTS]; rank >= 0; rank = next, ended++) {
+        next = v->after[rank];
+        v->done[stage_of(v, rank, passes[v->running[rank]].chunk)][passes[v->running[rank]].kind]++;
+        v->running[rank] = PASSES;
+        for (int r = rank - 1; r <= rank + 1; r++) wake(v, r);
     }
-    for (int i = 0; i < count; i++) {
-        if (v->chosen[awake[i]] == PASSES) continue;
-        take(v, awake[i]);
-        taken++;
+    v->first[now % SLOTS] = -1;
+    for (int i = 0; i < v->awake_count; i++) {
+        v->is_awake[v->awake[i]] = false;
+        if (v->running[v->awake[i]] == PASSES) begin(v, v->awake[i], now);
     }
-    return taken;
+    v->awake_count = 0;
+    return ended;
+}
+
+static void start(VRun *v) {
+    size_t ranks = (size_t)v->ranks;
+    v->done = mem_alloc_array(2 * ranks, sizeof *v->done);
+    v->running = mem_alloc_array(ranks, sizeof *v->running);
+    v->awake = mem_alloc_array(ranks, sizeof *v->awake);
+    v->is_awake = mem_alloc_array(ranks, sizeof *v->is_awake);
+    v->after = mem_alloc_array(ranks, sizeof *v->after);
+    for (int i = 0; i < SLOTS; i++) v->first[i] = -1;
+    for (int r = 0; r < v->ranks; r++) {
+        v->running[r] = PASSES;
+        wake(v, r);
+    }
 }
 
 /* Returns the units of time until all is done. */
 static int64_t run(VRun v) {
-    int64_t left = (int64_t)PASSES * v.ranks * v.microbatches, length = 0;
-    size_t ranks = (size_t)v.ranks;
-    v.done = mem_alloc_array(2 * ranks, sizeof *v.done);
-    v.chosen = mem_alloc_array(ranks, sizeof *v.chosen);
-    v.awake = mem_alloc_array(ranks, sizeof *v.awake);
-    v.next = mem_alloc_array(ranks, sizeof *v.next);
-    v.waiting = mem_alloc_array(ranks, sizeof *v.waiting);
-    for (int r = 0; r < v.ranks; r++) wake(&v, r);
-    for (; left > 0; length++) {
-        int count = advance(&v);
-        CHECK(count > 0);
-        left -= count;
+    int64_t left = (int64_t)PASSES * v.ranks * v.microbatches, now = 0, last = 0;
+    start(&v);
+    for (; left > 0; now++) {
+        int ended = advance(&v, now);
+        left -= ended;
+        if (ended) last = now;
+        CHECK(now - last < SLOTS);
     }
     free(v.done);
-    free(v.chosen);
+    free(v.running);
     free(v.awake);
-    free(v.next);
-    free(v.waiting);
-    return length;
+    free(v.is_awake);
+    free(v.after);
+    return last;
 }
 
-/* Which block is best depends on P and the limit, so several are tried, on as many microbatches as show the
- * steady state. */
-void schedule_make_v(Schedule *s, int limit) {
-    static const Block blocks[] = {{1, 0}, {1, 3}, {1, 5}, {2, 0}, {2, 3}, {2, 5}};
-    VRun v = {.ranks = s->ranks, .microbatches = s->microbatches, .limit = limit};
+/* Whole numbers that add up to about UNITS, each at least 1. Equal costs are 1 each. */
+static void round_costs(const double cost[3], int out[CELL_W + 1]) {
+    double sum = cost[0] + cost[1] + cost[2];
+    bool equal = cost[0] == cost[1] && cost[1] == cost[2];
+    for (int i = 0; i < 3; i++) {
+        double part = equal ? 1 : cost[i] / sum * UNITS;
+        out[CELL_F + i] = part < 1 ? 1 : (int)(part + 0.5);
+    }
+}
+
+/* Which block is best depends on P, the limit and the costs, so several are tried, on as many microbatches as
+ * show the steady state. */
+void schedule_make_v(Schedule *s, int limit, const double cost[3]) {
+    static const Block blocks[] = {{1, 0}, {1, 3}, {1, 5}, {2, 0}, {2, 3}, {2, 5}, {3, 0}, {3, 3}, {3, 5}};
+    int costs[CELL_W + 1] = {0};
+    round_costs(cost, costs);
+    VRun v = {.ranks = s->ranks, .microbatches = s->microbatches, .limit = limit, .costs = costs};
     int64_t least = INT64_MAX;
     if (v.microbatches > 4 * v.ranks) v.microbatches = 4 * v.ranks;
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {

@@ -34,7 +34,7 @@ for name in $names; do
     done
     schedule 0 "$name" --pp 4 --microbatches 8 --cost 1,1.5,0.5,0.25 --json
     grep -v '"schedule"' out >first
-    schedule 0 "$name" --pp 4 --microbatches 8 --csv
+    schedule 0 "$name" --pp 4 --microbatches 8 --cost 1,1.5,0.5,0.25 --csv
     mv out mine.csv
     schedule 0 mine.csv --cost 1,1.5,0.5,0.25 --json
     grep -v '"schedule"' out | cmp -s first - || fail "$name from a file has other figures"

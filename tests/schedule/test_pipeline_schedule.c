@@ -270,7 +270,8 @@ static double makespan_within(int ranks, int m, double activations, int *peak) {
     Schedule s;
     Simulation sim;
     Error err = {0};
-    must(schedule_make_limited(&s, PIPE_ZBV, ranks, m, 2, activations, &err), &err, "limited");
+    must(schedule_make_on(&s, PIPE_ZBV, ranks, m, 2, &(OrderTerms){.activations = activations}, &err), &err,
+         "limited");
     must(simulate(&sim, &s, &unit_costs, &err), &err, "limited");
     assert_true(schedule_adds_in_order(&s));
     assert_few_wgrads_wait(&s);
@@ -310,7 +311,9 @@ static void test_names_of_limits(void **state) {
         Schedule s = made(rows[i].name, 8, 20, 2), limited;
         Error err = {0};
         Text text = {0};
-        must(schedule_make_limited(&limited, PIPE_ZBV, 8, 20, 2, rows[i].activations, &err), &err, "limited");
+        must(schedule_make_on(&limited, PIPE_ZBV, 8, 20, 2, &(OrderTerms){.activations = rows[i].activations},
+                              &err),
+             &err, "limited");
         schedule_write_csv(&limited, &text);
         assert_csv(&s, text.data);
         text_free(&text);
@@ -319,15 +322,41 @@ static void test_names_of_limits(void **state) {
     }
 }
 
+/* Orders made for the costs of a run, in stage times: with recompute, I includes a forward. */
+static void test_orders_follow_costs(void **state) {
+    (void)state;
+    static const double costs[][3] = {{1, 1.2, 0.8}, {1, 2, 1}, {2, 3, 2.5}};
+    for (int i = 0; i < 3; i++) {
+        double makespan[2], work = 2 * 32 * (costs[i][0] + costs[i][1] + costs[i][2]);
+        for (int knows = 0; knows < 2; knows++) {
+            Schedule s;
+            Simulation sim;
+            Error err = {0};
+            OrderTerms terms = {0};
+            if (knows) memcpy(terms.cost, costs[i], sizeof terms.cost);
+            SimulateCosts c = {.uniform = {costs[i][0], costs[i][1], costs[i][2]}};
+            must(schedule_make_on(&s, PIPE_V_HALF, 8, 32, 2, &terms, &err), &err, "v_half");
+            must(simulate(&sim, &s, &c, &err), &err, "v_half");
+            for (int r = 0; r < 8; r++) assert_true(sim.rank[r].peak_weight <= 10);
+            makespan[knows] = sim.makespan;
+            simulation_free(&sim);
+            schedule_free(&s);
+        }
+        if (makespan[1] >= makespan[0] || 1 - work / makespan[1] > 0.15)
+            fail_msg("costs %d: %g with them, %g without, work %g", i, makespan[1], makespan[0], work);
+    }
+}
+
 static void test_impossible_limits_are_refused(void **state) {
     (void)state;
     Schedule s;
     Error err = {0};
-    assert_int_equal(schedule_make_limited(&s, PIPE_ZBV, 8, 16, 2, 0.1, &err), ERR_CONFIG);
+    OrderTerms tenth = {.activations = 0.1}, half = {.activations = 0.5};
+    assert_int_equal(schedule_make_on(&s, PIPE_ZBV, 8, 16, 2, &tenth, &err), ERR_CONFIG);
     assert_non_null(strstr(err.message, "0.125 would do"));
-    assert_int_equal(schedule_make_limited(&s, PIPE_1F1B, 8, 16, 1, 0.5, &err), ERR_CONFIG);
+    assert_int_equal(schedule_make_on(&s, PIPE_1F1B, 8, 16, 1, &half, &err), ERR_CONFIG);
     assert_non_null(strstr(err.message, "schedule 1f1b has no limit of activations"));
-    assert_int_equal(schedule_make_limited(&s, PIPE_V_HALF, 8, 16, 2, 0.5, &err), ERR_CONFIG);
+    assert_int_equal(schedule_make_on(&s, PIPE_V_HALF, 8, 16, 2, &half, &err), ERR_CONFIG);
 }
 
 /* The zero-bubble paper's times of its models (forward, input, weight, transfer) must give the bubble rates
@@ -812,6 +841,7 @@ int main(void) {
         cmocka_unit_test(test_table_of_8_ranks),
         cmocka_unit_test(test_limits_are_kept),
         cmocka_unit_test(test_names_of_limits),
+        cmocka_unit_test(test_orders_follow_costs),
         cmocka_unit_test(test_impossible_limits_are_refused),
         cmocka_unit_test(test_bubble_rates_of_the_paper),
         cmocka_unit_test(test_blocking_receives_are_slow),
