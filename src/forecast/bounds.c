@@ -503,7 +503,8 @@ typedef struct Held {
 static void add_held(const View *v, int unit, bool outermost, void *out) {
     Held *h = out;
     (void)outermost;
-    double gathered = 0, whole = v->c->sync == SYNC_STEP;
+    const bool whole = v->c->sync == SYNC_STEP;
+    double gathered = 0;
     for (int f = 0; f < FLATS; f++) {
         const FlatSize *flat = &v->probe->flats[unit][f];
         double own = flat->elements / shards_of_flat(v, f);
