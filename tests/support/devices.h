@@ -102,9 +102,9 @@ static inline void open_device(Device *d, const char *kind, int threads) {
 
 static void *pinned_scratch; /* d->scratch of such a GPU lies in it, aligned */
 
-/* A simulated GPU asks for 32 MiB of scratch, of which most ops use little; to fill it took a quarter of the
- * kernel tests' time. Such scratch is a private mapping of a file of 0xff: only written pages are copied. The
- * address sanitizer checks the end of malloc's memory alone, and keeps that. */
+/* A simulated GPU asks for 32 MiB of scratch, of which most ops use little. Such scratch is not filled, but a
+ * private mapping of a file of 0xff: only written pages are copied. The address sanitizer checks the end of
+ * malloc's memory alone, and keeps that. */
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
 #define TEST_ADDRESS_SANITIZER 1
