@@ -102,6 +102,46 @@ static int data_ranks_of(const ProbeKey *k) {
     return k->slots && ep * k->cp == 1 ? 2 : ep;
 }
 
+static bool same_block(BlockShape a, BlockShape b) {
+    return a.window == b.window && a.chunked == b.chunked && a.rotation == b.rotation &&
+           a.scaled == b.scaled && a.experts == b.experts && a.mixer == b.mixer;
+}
+
+/* The first block of a shape that is like a block of the model, among the first `count`; -1: none is. */
+static int block_like(const ModelConfig *shape, int count, BlockShape block) {
+    for (int i = 0; i < count; i++)
+        if (same_block(model_block(shape, i), block)) return i;
+    return -1;
+}
+
+/* Whether the model cut to so many layers has all kinds of its blocks, each where the model has it. */
+static bool has_all_blocks(const ModelConfig *m, int layers) {
+    ModelConfig cut = *m;
+    cut.num_hidden_layers = layers;
+    for (int i = 0; i < m->num_hidden_layers; i++)
+        if (block_like(&cut, layers, model_block(m, i)) < 0) return false;
+    for (int i = 0; i < layers; i++)
+        if (!same_block(model_block(&cut, i), model_block(m, i))) return false;
+    return same_block(model_block(&cut, layers), model_block(m, m->num_hidden_layers));
+}
+
+/* Layers of a probe: a block of each kind is enough, unless parameters are told apart by their names. */
+static int layers_of_probes(const Config *c) {
+    const ModelConfig *m = &c->model.shape;
+    int layers = 1, all = (int)m->num_hidden_layers;
+    if (c->optimizer.groups.count > 0 || c->lora.rank > 0) return all;
+    while (layers < all && !has_all_blocks(m, layers)) layers++;
+    return layers;
+}
+
+/* The unit of a probe that is like a unit of the model. */
+static int unit_like(const Bounds *b, const Config *probe, int unit) {
+    const ModelConfig *m = &b->config->model.shape;
+    if (unit == 0 || b->layers == m->num_hidden_layers) return unit;
+    if (unit > m->num_hidden_layers) return b->layers + 1;
+    return 1 + block_like(&probe->model.shape, b->layers, model_block(m, unit - 1));
+}
+
 static Config probe_config(const Bounds *b, const ProbeKey *k) {
     int pp = k->kind == APART_IN_PIPELINE ? 2 : 1;
     Choice c = {.pp = pp,
@@ -118,6 +158,7 @@ static Config probe_config(const Bounds *b, const ProbeKey *k) {
     Config out = bounds_config(b, &c);
     out.train.tokens_per_step = pp * data_ranks_of(k) * k->sequences * out.train.context;
     out.train.split_backward = k->kind == APART_ALONE;
+    out.model.shape.num_hidden_layers = b->layers;
     out.train.rampup_start = 0, out.check.replay_every = 0;
     out.pipeline.split = (StringList){0};
     out.pipeline.memory_gib = 0;
@@ -145,29 +186,30 @@ static double states_of(const RankPlan *p, int unit, Flat flat) {
     return count > 0 ? bytes / count : 0;
 }
 
-static void measure_unit(Probe *p, const Forecast *f, int unit) {
-    const RankPlan *plan = plan_of(f, unit);
-    p->cost[unit] = f->units[unit];
-    p->work += f->units[unit].forward + f->units[unit].input + f->units[unit].weight;
-    p->saved[unit] = (double)pool_round(unit_saved_bytes(&plan->model, unit));
-    p->stash[unit] = (double)pool_round(unit_stash_bytes(&plan->model, unit));
+/* `like`: the unit of the probe that stands for a unit of the model. */
+static void measure_unit(Probe *p, const Forecast *f, int unit, int like) {
+    const RankPlan *plan = plan_of(f, like);
+    p->cost[unit] = f->units[like];
+    p->work += f->units[like].forward + f->units[like].input + f->units[like].weight;
+    p->saved[unit] = (double)pool_round(unit_saved_bytes(&plan->model, like));
+    p->stash[unit] = (double)pool_round(unit_stash_bytes(&plan->model, like));
     for (int flat = 0; flat < FLATS; flat++) {
         p->flats[unit][flat] =
-            (FlatSize){.elements = (double)partition_flat_elements(&plan->partition, unit, (Flat)flat),
+            (FlatSize){.elements = (double)partition_flat_elements(&plan->partition, like, (Flat)flat),
                        .width = (double)dtype_bytes(flat_dtype((Flat)flat, plan->model.compute)),
-                       .states = states_of(plan, unit, (Flat)flat)};
+                       .states = states_of(plan, like, (Flat)flat)};
         p->frozen |= flat >= GRADIENT_FLATS && p->flats[unit][flat].elements > 0;
     }
 }
 
-static void measure(Probe *p, const Forecast *f) {
+static void measure(const Bounds *b, Probe *p, const Forecast *f) {
     const RankPlan *first = &f->ranks[0].plan;
-    p->units = first->partition.table->units;
+    p->units = (int)b->config->model.shape.num_hidden_layers + 2;
     size_t n = (size_t)p->units;
     p->cost = mem_alloc_array(n, sizeof *p->cost);
     p->saved = mem_alloc_array(n, sizeof *p->saved), p->stash = mem_alloc_array(n, sizeof *p->stash);
     p->flats = mem_alloc_array(n + 1, sizeof *p->flats);
-    for (int u = 0; u < p->units; u++) measure_unit(p, f, u);
+    for (int u = 0; u < p->units; u++) measure_unit(p, f, u, unit_like(b, f->config, u));
     p->boundary = (double)boundary_bytes(&first->model);
     p->fixed = (double)(pool_round(model_scratch_bytes(&first->model)) + first->memory.stash +
                         first->memory.device_scratch + first->memory.constants);
@@ -186,7 +228,7 @@ static const Probe *probe(Bounds *b, const ProbeKey *key) {
         (*at)->key = *key;
         int pp = (int)c.mesh.pp, world = pp * data_ranks_of(key) * key->cp * key->tp;
         (*at)->possible = forecast_build(&f, &c, b->device, world, b->speed, &ignored) == OK;
-        if ((*at)->possible) measure(*at, &f), forecast_free(&f);
+        if ((*at)->possible) measure(b, *at, &f), forecast_free(&f);
     }
     return (*at)->possible ? *at : NULL;
 }
@@ -579,6 +621,7 @@ bool bounds_of_plan(PipeBound *p, const Choice *c, Bound *out) {
 
 void bounds_open(Bounds *b, const Config *c, const Device *d, int world, int64_t step, ForecastSpeed speed) {
     *b = (Bounds){.config = c, .device = d, .world = world, .step = step, .speed = speed};
+    b->layers = layers_of_probes(c);
     b->probes = mem_alloc_array(BUCKETS, sizeof *b->probes);
     b->layouts = mem_alloc_array(BUCKETS, sizeof *b->layouts);
 }

@@ -40,6 +40,7 @@ typedef struct Bounds {
     int world;
     int64_t step; /* sequences of a step, over all ranks */
     ForecastSpeed speed;
+    int layers;            /* of probes */
     Probe **probes;        /* by hash of their key */
     KnownLayout **layouts; /* likewise */
     int64_t cells;         /* of the pipelines of `layouts` */
