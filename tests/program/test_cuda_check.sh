@@ -16,7 +16,7 @@ grep -q 'MiB, for GLIBC 2' said || fail "no size is reported: $(cat said)"
 
 mkdir tools a-place && mv pack/* a-place
 for tool in bash env dirname realpath awk sed grep head tail cut sort ls cat paste diff mkdir mktemp rm tee timeout wc getconf tr find uname; do
-    ln -s "$(command -v $tool)" tools/$tool
+    ln -s "$(type -P $tool)" tools/$tool # not a function of the prelude
 done
 # bare WORD...: runs a command as on a bare machine.
 bare() { env -i PATH="$directory/tools" TEST_BRIEF=1 WEFT_SIM_DEVICES=2 "$@"; }
