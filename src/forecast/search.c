@@ -15,11 +15,12 @@ enum { MACHINE = 8, MOST_CONTEXTS = 64, MOST_CELLS = 1 << 20, FEW_BOUNDS = 4000 
 
 typedef enum Level { DEGREES, RECOMPUTED, PIPELINE, PLAN } Level;
 
-/* Children of a branch come one by one. */
+/* Children of a branch come one by one. `take` returns false if neither these degrees nor any with larger
+ * microbatches fit. */
 typedef struct Space {
     const SearchRequest *q;
     Bounds bounds;
-    void (*take)(void *context, Level level, const Choice *c);
+    bool (*take)(void *context, Level level, const Choice *c);
     void *context;
 } Space;
 
@@ -56,13 +57,19 @@ static bool some_pipe_takes(const Space *s, Choice c) {
     return false;
 }
 
+static bool take_microbatch(const Space *s, const Choice *c) {
+    if (s->q->step % c->sequences != 0 || !some_pipe_takes(s, *c)) return true;
+    return s->take(s->context, DEGREES, c);
+}
+
+/* In ascending order: a probe of a large microbatch takes long, and the first that does not fit ends them. */
 static void take_sequences(const Space *s, Choice c) {
-    for (c.sequences = 1; c.sequences * c.sequences <= s->q->step; c.sequences++) {
-        Choice other = c;
-        other.sequences = s->q->step / c.sequences;
-        if (s->q->step % c.sequences != 0) continue;
-        if (some_pipe_takes(s, c)) s->take(s->context, DEGREES, &c);
-        if (other.sequences != c.sequences && some_pipe_takes(s, other)) s->take(s->context, DEGREES, &other);
+    const int64_t step = s->q->step;
+    for (c.sequences = 1; c.sequences * c.sequences <= step; c.sequences++)
+        if (!take_microbatch(s, &c)) return;
+    for (int64_t parts = c.sequences - 1; parts >= 1; parts--) {
+        c.sequences = step / parts;
+        if (step % parts == 0 && parts != c.sequences && !take_microbatch(s, &c)) return;
     }
 }
 
@@ -175,12 +182,13 @@ typedef struct Enumeration {
     void *context;
 } Enumeration;
 
-static void descend(void *context, Level level, const Choice *c) {
+static bool descend(void *context, Level level, const Choice *c) {
     const Enumeration *e = context;
     if (level == PLAN)
         e->visit(e->context, c);
     else
         take_children(e->space, level, c);
+    return true;
 }
 
 static void open_space(Space *s, const SearchRequest *q) {
@@ -339,20 +347,22 @@ static void report(Walk *w) {
         log_info("comparing: %d plans, %lld bounds, %s", s->count, (long long)s->bounded, so_far);
 }
 
-static void consider(void *context, Level level, const Choice *c) {
+static bool consider(void *context, Level level, const Choice *c) {
     Walk *w = context;
     const SearchRequest *q = w->space.q;
     Bound b;
     Choice choice = *c;
     if (level == DEGREES) choice.recompute = RECOMPUTE_NONE;
     report(w);
-    if (!bound_of(w, level, &choice, &b)) return;
+    if (!bound_of(w, level, &choice, &b)) return true;
     double bound = q->least ? b.memory : b.time;
+    bool fits = q->least || b.memory <= q->memory;
     w->found->bounded++;
-    if ((!q->least && b.memory > q->memory) || is_cut(w, level, &choice, bound))
+    if (!fits || is_cut(w, level, &choice, bound))
         w->found->cut++;
     else
         push(w, (Branch){bound, level, choice});
+    return fits;
 }
 
 static void forecast_choice(Walk *w, const Choice *c) {
