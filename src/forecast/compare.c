@@ -12,7 +12,7 @@
 #include "forecast/search.h"
 #include "plan/sync.h"
 
-enum { SHOWN = 24, MOST_CELLS = 1 << 20 };
+enum { SHOWN = 24, MOST_CELLS = 1 << 20, MOST_BOUNDS = 100000 };
 
 typedef struct Compare {
     const Config *c;
@@ -26,7 +26,7 @@ typedef struct Compare {
     Candidate *found;
     int count, capacity;
     int64_t forecasts, bounded, cut;
-    bool short_of_kinds;
+    bool short_of_kinds, unproven;
     Text reasons;
 } Compare;
 
@@ -138,7 +138,7 @@ static void search(Compare *p, bool least) {
     search_run(&s, &p->request);
     for (int i = 0; i < s.count; i++) add(p, s.found[i]);
     p->forecasts += s.count, p->bounded += s.bounded, p->cut += s.cut;
-    p->short_of_kinds |= s.short_of_kinds;
+    p->short_of_kinds |= s.short_of_kinds, p->unproven |= s.unproven;
     search_free(&s);
 }
 
@@ -358,15 +358,17 @@ static void put_taken(const Compare *p, Text *out) {
     if (!tries_degrees(p) || p->count == 0) return;
     text_printf(out, "searched: %s layouts forecast, bounds of %s branches and layouts%s\n",
                 text_count(p->forecasts, forecasts), text_count(p->bounded, bounded),
-                p->short_of_kinds ? "; ended before the best of all kinds were known" : "");
+                p->unproven         ? "; ended before all were: a faster layout may be left"
+                : p->short_of_kinds ? "; ended before the best of all kinds were known"
+                                    : "");
     if (!a->fits) {
         put_nothing(p, out);
         return;
     }
     text_puts(out, "takes ");
     put_name(p, a, out);
-    text_printf(out, ", %d microbatch%s: the fastest that fits", a->microbatches,
-                a->microbatches == 1 ? "" : "es");
+    text_printf(out, ", %d microbatch%s: the fastest %s", a->microbatches, a->microbatches == 1 ? "" : "es",
+                p->unproven ? "found that fits" : "that fits");
     put_advantage(p, a, out);
     text_puts(out, "\n");
     put_keys(p, a, out);
@@ -450,7 +452,8 @@ static ErrorCode read_step(Compare *p, Error *err) {
                                  .world = p->q->world,
                                  .memory = p->q->memory,
                                  .speed = p->q->speed,
-                                 .step = p->total * dp};
+                                 .step = p->total * dp,
+                                 .most_bounds = MOST_BOUNDS};
     p->space = (Bounds){.config = p->c, .world = p->q->world, .step = p->request.step};
     return OK;
 }

@@ -390,14 +390,24 @@ static void open_branch(Walk *w, const Branch *b) {
     }
 }
 
+/* Bounds after which the search ends although the best of some kinds are not known; 0: none yet. */
+static int64_t last_bound(const Walk *w) {
+    int64_t most = w->space.q->most_bounds,
+            more = w->proven_at / 2 > FEW_BOUNDS ? w->proven_at / 2 : FEW_BOUNDS;
+    if (w->proven_at == 0) return isinf(w->best) ? 0 : most;
+    return most > 0 && most < w->proven_at + more ? most : w->proven_at + more;
+}
+
 /* Whether the best of as many kinds as are asked for are known, or the search for them takes too long. */
 static bool is_done(Walk *w, double bound) {
     Search *s = w->found;
     int settled = settled_kinds(w, bound);
     if (settled >= 1 && w->proven_at == 0) w->proven_at = s->bounded;
-    int64_t more = w->proven_at / 2 > FEW_BOUNDS ? w->proven_at / 2 : FEW_BOUNDS;
-    s->short_of_kinds = settled > 0 && settled < w->space.q->kinds && s->bounded > w->proven_at + more;
-    return settled >= w->space.q->kinds || s->short_of_kinds;
+    int64_t last = last_bound(w);
+    bool late = last > 0 && s->bounded > last;
+    s->unproven = late && settled == 0;
+    s->short_of_kinds = late && settled > 0 && settled < w->space.q->kinds;
+    return settled >= w->space.q->kinds || late;
 }
 
 void search_run(Search *s, const SearchRequest *q) {

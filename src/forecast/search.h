@@ -34,9 +34,10 @@ typedef struct SearchRequest {
     int world;
     double memory; /* bytes of a rank, above 0 */
     ForecastSpeed speed;
-    int64_t step; /* sequences of a step, over all ranks */
-    int kinds;    /* how many kinds of plans to find the best of: 1 to SEARCH_KINDS */
-    bool least;   /* searches for the plan with the least memory, whatever the limit */
+    int64_t step;        /* sequences of a step, over all ranks */
+    int kinds;           /* how many kinds of plans to find the best of: 1 to SEARCH_KINDS */
+    bool least;          /* searches for the plan with the least memory, whatever the limit */
+    int64_t most_bounds; /* ends after so many, as soon as one plan fits; 0: no such limit */
 } SearchRequest;
 
 typedef struct Search {
@@ -44,6 +45,7 @@ typedef struct Search {
     int count, capacity;
     int64_t bounded, cut; /* branches and plans whose bound was computed; those of them that were cut */
     bool short_of_kinds;  /* ended before the best of as many kinds were known */
+    bool unproven;        /* ended at most_bounds: a faster plan may be left */
 } Search;
 
 /* Reports progress on stderr while it takes long. An empty result: no layout is possible, or none fits. */
