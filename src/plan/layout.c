@@ -133,7 +133,6 @@ static ErrorCode make_single(Schedule *s, int microbatches, bool split_backward,
 static ErrorCode open_single(Layout *l, const Config *c, ScheduleName name, Error *err) {
     int asked = (int)c->pipeline.stages_per_rank;
     if (asked > 0) TRY(schedule_check_stages_per_rank(name, asked, err));
-    TRY(schedule_check_limit(name, c->pipeline.activations, err));
     return make_single(&l->schedule, l->microbatches, c->train.split_backward, err);
 }
 
@@ -165,6 +164,8 @@ static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err
         TRY(refuse_file_limit(c, err));
         return read_schedule(l, c, ranks, err);
     }
+    if (schedule_check_limit(name, c->pipeline.activations, err) != OK)
+        return error_context(err, "pipeline.activations");
     if (ranks == 1) return open_single(l, c, name, err);
     TRY(stages_per_rank(c, name, ranks, &each, err));
     TRY(check_units(c, name, ranks, each, err));
