@@ -64,11 +64,11 @@ ErrorCode launched_env_check(const LaunchedEnv *launched, int mpi_size, Error *e
 }
 
 static int ends = -1; /* descriptor of the file of RankReports */
-static int local_rank;
+static int this_rank;
 
 /* Reports once: ending all ranks may end this one by exit(). */
 void launched_report_end(int status) {
-    RankReport reported = {local_rank, status & 0xff};
+    RankReport reported = {this_rank, status & 0xff};
     int file = ends;
     ends = -1;
     if (file >= 0 && write(file, &reported, sizeof reported) == sizeof reported) close(file);
@@ -83,7 +83,7 @@ static void report_at_exit(int status, void *nothing) {
 static void open_ends(void) {
     const char *path = getenv(LAUNCHED_ENDS);
     if (!path) return;
-    local_rank = launched_env_find().rank;
+    this_rank = launched_env_find().rank;
     ends = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
     if (ends >= 0 && on_exit(report_at_exit, NULL) != 0) ends = -1;
     unsetenv(LAUNCHED_ENDS);

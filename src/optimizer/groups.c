@@ -274,15 +274,15 @@ void param_groups_free(ParamGroups *g) {
 
 const ParamGroup *param_group(const ParamGroups *g, int param) { return &g->items[g->of[param]]; }
 
-static int local_states(const ParamGroups *g, int param) {
+static int optimizer_states(const ParamGroups *g, int param) {
     const ParamGroup *group = param_group(g, param);
     return group->frozen ? 0 : group->optimizer->states(&group->settings);
 }
 
-int param_states(const ParamGroups *g, int param) { return local_states(g, param) + (g->ema > 0); }
+int param_states(const ParamGroups *g, int param) { return optimizer_states(g, param) + (g->ema > 0); }
 
 bool param_state_is_average(const ParamGroups *g, int param, int which) {
-    return which == local_states(g, param);
+    return which == optimizer_states(g, param);
 }
 
 const OptimizerState *param_state(const ParamGroups *g, int param, int which) {

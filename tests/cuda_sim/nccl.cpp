@@ -46,7 +46,7 @@ enum { SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6, PATIENCE = 6000
 enum {
     BREAKS_AT = 40 /* groups: after the communicators' trials and what is made before a run */
 };
-int local_rank; /* among all ranks */
+int this_rank; /* among all ranks */
 
 [[noreturn]] void broken(const char *why) {
     fprintf(stderr, "cuda_sim: NCCL: %s\n", why);
@@ -218,7 +218,7 @@ int comm_init_rank(NcclComm *comm, int ranks, NcclKey key, int rank) {
     if (asked_to("fail", rank)) return SYSTEM_ERROR;
     if (asked_to("stop", rank)) raise(SIGSTOP);
     while (asked_to("hang", rank)) pause();
-    local_rank = rank;
+    this_rank = rank;
     sim_take("wire");
     *comm = open_communicator(key.internal, ranks, rank);
     return NCCL_OK;
@@ -274,7 +274,7 @@ int comm_destroy(NcclComm c) {
 /* Queued groups still refer to them, so they are not deleted. */
 int end_aborts(void) {
     for (ncclComm *c : aborted) {
-        fprintf(stderr, "cuda_sim: NCCL: rank %d gives up %s\n", local_rank, c->name.c_str());
+        fprintf(stderr, "cuda_sim: NCCL: rank %d gives up %s\n", this_rank, c->name.c_str());
         for (int s : c->out) shutdown(s, SHUT_RDWR);
         for (int s : c->in) shutdown(s, SHUT_RDWR);
         c->given_up = true;
@@ -300,7 +300,7 @@ int group_end(void) {
     if (!aborted.empty()) return end_aborts();
     if (group.empty()) return NCCL_OK;
     static int groups;
-    if (++groups == BREAKS_AT && asked_to("break", local_rank)) return SYSTEM_ERROR;
+    if (++groups == BREAKS_AT && asked_to("break", this_rank)) return SYSTEM_ERROR;
     auto all = std::make_shared<std::vector<Message>>(std::move(group));
     group.clear();
     for (const Message &m : *all)
