@@ -12,7 +12,7 @@
 #include "forecast/search.h"
 #include "plan/sync.h"
 
-enum { SHOWN = 24, MOST_CELLS = 1 << 20, MOST_BOUNDS = 100000 };
+enum { SHOWN = 24, MOST_BOUNDS = 100000 };
 
 typedef struct Compare {
     const Config *c;
@@ -25,7 +25,7 @@ typedef struct Compare {
     int configured; /* its microbatches */
     Candidate *found;
     int count, capacity;
-    int64_t forecasts, bounded, cut;
+    int64_t forecasts, bounded;
     bool short_of_kinds, unproven;
     Text reasons;
 } Compare;
@@ -78,9 +78,9 @@ static ErrorCode try_one(Compare *p, const char *schedule, int microbatches, Err
     choice.sequences = p->total / microbatches;
     int64_t each = choice.stages_per_rank > 0 ? choice.stages_per_rank : 1,
             cells = (int64_t)choice.pp * microbatches * each;
-    if (cells > MOST_CELLS)
+    if (cells > SEARCH_CELLS)
         return error_set(err, ERR_CONFIG, "%lld cells are more than the %d that this is made for",
-                         (long long)cells, MOST_CELLS);
+                         (long long)cells, SEARCH_CELLS);
     Config c = bounds_config(&p->space, &choice);
     TRY(forecast_within(p, &f, &c, err));
     choice.sync = c.train.gradient_sync;
@@ -137,7 +137,7 @@ static void search(Compare *p, bool least) {
     p->request.least = least, p->request.kinds = least ? 1 : SEARCH_KINDS;
     search_run(&s, &p->request);
     for (int i = 0; i < s.count; i++) add(p, s.found[i]);
-    p->forecasts += s.count, p->bounded += s.bounded, p->cut += s.cut;
+    p->forecasts += s.count, p->bounded += s.bounded;
     p->short_of_kinds |= s.short_of_kinds, p->unproven |= s.unproven;
     search_free(&s);
 }

@@ -8,10 +8,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-/* MACHINE: ranks of one machine without --hardware; tp does not go beyond it. Pipelines of more than
- * MOST_CELLS cells would take minutes to simulate. Other kinds than the best are worth FEW_BOUNDS bounds, or
- * half as many as the best took. */
-enum { MACHINE = 8, MOST_CONTEXTS = 64, MOST_CELLS = 1 << 20, FEW_BOUNDS = 4000 };
+/* MACHINE: ranks of one machine without --hardware; tp does not go beyond it. Other kinds than the best
+ * are worth FEW_BOUNDS bounds, or half as many as the best took. */
+enum { MACHINE = 8, MOST_CONTEXTS = 64, FEW_BOUNDS = 4000 };
 
 typedef enum Level { DEGREES, RECOMPUTED, PIPELINE, PLAN } Level;
 
@@ -100,7 +99,7 @@ static void take_recompute(const Space *s, Choice c) {
 
 static bool is_small(const Space *s, const Choice *c) {
     int64_t each = c->stages_per_rank > 0 ? c->stages_per_rank : 1;
-    return each * c->pp * bounds_microbatches(&s->bounds, c) <= MOST_CELLS;
+    return each * c->pp * bounds_microbatches(&s->bounds, c) <= SEARCH_CELLS;
 }
 
 /* A looped schedule with twice as many stages again and again, and as many as are configured. */
@@ -358,10 +357,7 @@ static bool consider(void *context, Level level, const Choice *c) {
     double bound = q->least ? b.memory : b.time;
     bool fits = q->least || b.memory <= q->memory;
     w->found->bounded++;
-    if (!fits || is_cut(w, level, &choice, bound))
-        w->found->cut++;
-    else
-        push(w, (Branch){bound, level, choice});
+    if (fits && !is_cut(w, level, &choice, bound)) push(w, (Branch){bound, level, choice});
     return fits;
 }
 
@@ -379,9 +375,8 @@ static void forecast_choice(Walk *w, const Choice *c) {
 }
 
 static void open_branch(Walk *w, const Branch *b) {
-    if (is_cut(w, b->level, &b->choice, b->bound)) {
-        w->found->cut++;
-    } else if (b->level == PLAN) {
+    if (is_cut(w, b->level, &b->choice, b->bound)) return;
+    if (b->level == PLAN) {
         forecast_choice(w, &b->choice);
     } else {
         w->pipe = b->level == PIPELINE ? bounds_pipe(&w->space.bounds, &b->choice) : NULL;

@@ -14,7 +14,8 @@
 
 #include "forecast/bounds.h"
 
-enum { SEARCH_KINDS = 10 };
+/* Pipelines of more than SEARCH_CELLS cells would take minutes to simulate. */
+enum { SEARCH_KINDS = 10, SEARCH_CELLS = 1 << 20 };
 
 /* A layout that was forecast. Memory is that of the fullest rank, and bytes are those of the rank that sends
  * most: a layout is as good as its worst rank. */
@@ -43,9 +44,9 @@ typedef struct SearchRequest {
 typedef struct Search {
     Candidate *found; /* in the order in which they were forecast */
     int count, capacity;
-    int64_t bounded, cut; /* branches and plans whose bound was computed; those of them that were cut */
-    bool short_of_kinds;  /* ended before the best of as many kinds were known */
-    bool unproven;        /* ended at most_bounds: a faster plan may be left */
+    int64_t bounded;     /* branches and plans whose bound was computed */
+    bool short_of_kinds; /* ended before the best of as many kinds were known */
+    bool unproven;       /* ended at most_bounds: a faster plan may be left */
 } Search;
 
 /* Reports progress on stderr while it takes long. An empty result: no layout is possible, or none fits. */
