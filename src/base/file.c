@@ -11,6 +11,7 @@
  * escapes. */
 #include "base/file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -420,6 +421,20 @@ bool file_holds(const char *dir, const char *name) {
     bool there = file_exists(path);
     free(path);
     return there;
+}
+
+bool file_walk(int parent, const char *name, FileEntry *each, void *ctx) {
+    int fd;
+    RETRY(fd, openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        struct stat st;
+        bool dots = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
+        if (!dots && fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+            each(ctx, dirfd(dir), entry->d_name, &st);
+    }
+    if (dir) closedir(dir);
+    return dir != NULL;
 }
 
 bool file_is_dir(const char *path) {

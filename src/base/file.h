@@ -72,6 +72,11 @@ typedef int FileUnlink(void *ctx, int dir, const char *name, int flags);
 ErrorCode file_remove_tree_by(FileUnlink *remove, void *ctx, const char *path, Error *err);
 /* Removes the files of a directory whose names match a shell pattern. A missing directory is fine. */
 ErrorCode file_remove_matching(const char *dir, const char *pattern, Error *err);
+/* Calls `each` for the entries of a directory but "." and "..", with their lstat(2); `dir` is the open
+ * directory. A link in place of the directory is not followed. False: it cannot be read as a directory. */
+struct stat;
+typedef void FileEntry(void *ctx, int dir, const char *name, const struct stat *st);
+bool file_walk(int parent, const char *name, FileEntry *each, void *ctx);
 bool file_exists(const char *path);
 /* Whether it is a URL, not the path of a file. */
 bool file_is_url(const char *path);

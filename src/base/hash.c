@@ -68,6 +68,10 @@ void hex_of(const uint8_t *bytes, size_t count, char *out) {
     for (size_t i = 0; i < count; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
 }
 
+bool hex_is(const char *text, size_t digits) {
+    return strlen(text) == digits && strspn(text, "0123456789abcdef") == digits;
+}
+
 /* XXH3, 64 bits: checksums of data in transit, fingerprints, seeds from names. Not collision-resistant: use
  * SHA-256 against adversaries. */
 uint64_t hash64(const void *data, size_t length) { return XXH3_64bits(data, length); }

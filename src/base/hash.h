@@ -3,6 +3,7 @@
 #ifndef WEFT_BASE_HASH_H
 #define WEFT_BASE_HASH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,6 +17,7 @@ void sha256_hex(const uint8_t digest[32], char out[65]);
 void sha256_of(const void *data, size_t length, char out[65]); /* of one buffer, as sha256_hex */
 /* Two digits for each byte, in lower case. */
 void hex_of(const uint8_t *bytes, size_t count, char *out /* [2 * count + 1] */);
+bool hex_is(const char *text, size_t digits); /* whether it is so many digits, in lower case, and no more */
 
 uint64_t hash64(const void *data, size_t length); /* XXH3, seed 0 */
 void hash128(const void *data, size_t length, uint8_t out[16]);

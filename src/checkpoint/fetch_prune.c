@@ -1,6 +1,5 @@
 #include "checkpoint/fetch_prune.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
@@ -10,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/text.h"
 #include "checkpoint/fetch.h"
 #include "checkpoint/internal.h"
@@ -47,22 +47,6 @@ static bool is_made(const char *name) {
     return false;
 }
 
-/* Calls `each` for the names in a directory; false if it is none. */
-typedef void EachName(void *ctx, int dir, const char *name, const struct stat *st);
-static bool walk(int parent, const char *name, EachName *each, void *ctx) {
-    int fd;
-    RETRY(fd, openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-    for (struct dirent *file; dir && (file = readdir(dir));) {
-        struct stat st;
-        bool dots = strcmp(file->d_name, ".") == 0 || strcmp(file->d_name, "..") == 0;
-        if (!dots && fstatat(dirfd(dir), file->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0)
-            each(ctx, dirfd(dir), file->d_name, &st);
-    }
-    if (dir) closedir(dir);
-    return dir != NULL;
-}
-
 /* The files of one directory of a copy; `manifest` NULL: it has none. */
 typedef struct Part {
     CacheEntry *entry;
@@ -88,7 +72,7 @@ static void look_at_part(void *ctx, int dir, const char *name, const struct stat
     bool known = S_ISDIR(st->st_mode) && (step || temporary || strcmp(name, "described") == 0);
     if (known && step) known = manifest_read(&manifest, path, NULL) == OK;
     Part part = {l->entry, step ? &manifest : NULL};
-    if (!known || !walk(dir, name, look_at_file, &part)) note_foreign(l->entry, name);
+    if (!known || !file_walk(dir, name, look_at_file, &part)) note_foreign(l->entry, name);
     l->entry->interrupted |= temporary;
     if (step && !l->entry->source) l->entry->source = mem_strdup(name);
     manifest_free(&manifest);
@@ -99,7 +83,7 @@ static void look(const char *copies, int parent, CacheEntry *e) {
     struct stat st;
     Look l = {.entry = e, .path = path_join(copies, e->name)};
     if (fstatat(parent, e->name, &st, AT_SYMLINK_NOFOLLOW) == 0) take_time(e, &st);
-    if (!walk(parent, e->name, look_at_part, &l)) note_foreign(e, e->name);
+    if (!file_walk(parent, e->name, look_at_part, &l)) note_foreign(e, e->name);
     if (!e->source) e->source = mem_strdup("");
     free(l.path);
 }
@@ -134,7 +118,7 @@ static ErrorCode prune_copy(const char *copies, int parent, CacheUse *use, const
 static void add_name(void *ctx, int dir, const char *name, const struct stat *st) {
     (void)dir;
     (void)st;
-    if (strlen(name) == 32 && strspn(name, "0123456789abcdef") == 32) cache_list_add(ctx, name);
+    if (hex_is(name, 32)) cache_list_add(ctx, name);
 }
 
 /* An entry that cannot be removed does not prevent the others; the first such failure is returned. */
@@ -156,7 +140,7 @@ ErrorCode fetch_prune(const char *cache_dir, const CacheRules *rules, CacheList 
     *out = (CacheList){0};
     char *copies = path_join(cache_dir, FETCH_COPIES);
     RETRY(fd, open(copies, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    if (fd >= 0) walk(fd, ".", add_name, out);
+    if (fd >= 0) file_walk(fd, ".", add_name, out);
     cache_list_sort(out);
     ErrorCode code = out->count ? prune_all(cache_dir, copies, fd, rules, out, err) : OK;
     if (fd >= 0) close(fd);

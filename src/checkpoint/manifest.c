@@ -172,7 +172,7 @@ static ErrorCode check_seal(const char *where, const char *text, size_t length, 
 /* Lower case and all 16 digits: a checksum has one spelling. */
 static ErrorCode parse_sum(const cJSON *item, const char *where, uint64_t *sum, Error *err) {
     const char *text = cJSON_IsString(item) ? item->valuestring : "";
-    if (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
+    if (!hex_is(text, 16))
         return error_set(err, ERR_DATA, "%s: a checksum is not 16 hexadecimal digits", where);
     *sum = strtoull(text, NULL, 16);
     return OK;

@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "data/cache_use.h"
@@ -48,9 +49,7 @@ typedef struct Look {
     CacheEntry *entry;
 } Look;
 
-static bool is_cache_name(const char *name) {
-    return strlen(name) == NAME_DIGITS && strspn(name, "0123456789abcdef") == NAME_DIGITS;
-}
+static bool is_cache_name(const char *name) { return hex_is(name, NAME_DIGITS); }
 
 static bool matches(const char *const *patterns, const char *name) {
     for (; *patterns; patterns++)

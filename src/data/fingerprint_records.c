@@ -69,7 +69,7 @@ static bool parse(const char *line, size_t length, cJSON **root, const char *mem
     bool good = json_parse(RECORDS_FILE, line, length, root, &ignored) == OK;
     for (int i = 0; i < 3 && good; i++)
         good = json_get_string(*root, RECORDS_FILE, names[i], true, &member[i], &ignored) == OK;
-    return good && strlen(member[2]) == 64 && strspn(member[2], "0123456789abcdef") == 64;
+    return good && hex_is(member[2], 64);
 }
 
 static void load_line(FingerprintRecords *r, size_t at, size_t length) {

@@ -14,7 +14,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -246,23 +245,23 @@ char *store_boot(void) {
 
 /* ---- space ---- */
 
-static bool is_entry(const char *name) {
-    return strlen(name) == 32 && strspn(name, "0123456789abcdef") == 32;
-}
+static bool is_entry(const char *name) { return hex_is(name, 32); }
 
 bool store_is_about(const char *name) { return strncmp(name, ABOUT_FILE, strlen(ABOUT_FILE)) == 0; }
 
-void store_walk(const RemoteStore *s, const char *entry, StoredFile *each, void *ctx) {
+typedef struct RegularFiles {
+    FileEntry *each;
+    void *ctx;
+} RegularFiles;
+
+static void pass_regular(void *ctx, int dir, const char *name, const struct stat *st) {
+    const RegularFiles *r = ctx;
+    if (S_ISREG(st->st_mode)) r->each(r->ctx, dir, name, st);
+}
+
+void store_walk(const RemoteStore *s, const char *entry, FileEntry *each, void *ctx) {
     char *path = store_path(s, entry, NULL);
-    int fd;
-    RETRY(fd, open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-    for (struct dirent *file; dir && (file = readdir(dir));) {
-        struct stat st;
-        if (fstatat(dirfd(dir), file->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
-            each(ctx, dirfd(dir), file->d_name, &st);
-    }
-    if (dir) closedir(dir);
+    file_walk(AT_FDCWD, path, pass_regular, &(RegularFiles){each, ctx});
     free(path);
 }
 

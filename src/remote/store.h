@@ -19,6 +19,7 @@
 #include <time.h>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/text.h"
 
 typedef struct RemoteStore RemoteStore;
@@ -71,8 +72,7 @@ typedef struct StoredCopies {
 /* The caller frees the items. */
 ErrorCode store_list(const RemoteStore *s, StoredCopies *all, Error *err);
 /* Calls `each` for the regular files of an entry. */
-typedef void StoredFile(void *ctx, int dir, const char *name, const struct stat *st);
-void store_walk(const RemoteStore *s, const char *entry, StoredFile *each, void *ctx);
+void store_walk(const RemoteStore *s, const char *entry, FileEntry *each, void *ctx);
 /* Whether the file is what is known of an entry, or a leftover of writing that. */
 bool store_is_about(const char *name);
 /* *claimed: no other process holds the entry, and none can until store_disclaim. Not of one that this store
