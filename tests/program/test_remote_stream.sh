@@ -21,7 +21,6 @@ numerics: {mode: exact}
 run: {threads: 1}
 END
 train() { "$weft" train run.yaml run.dir="$1" "${@:2}" >out 2>err </dev/null || fail "$1: $(tail -2 err)"; }
-losses() { sed -n 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\),.*/\1 \2/p' "$1/metrics.jsonl" | sort -un -k1,1; } # DIR
 same() { losses files >files.losses; losses "$1" >"$1.losses"; cmp -s files.losses "$1.losses" || fail "$1: other losses than of local files"; }
 good() { exits 0 audit "$1"; has out "was used exactly once"; } # DIR
 fetches() { grep -c -- "^GET /public/$1 - 200" s3.log || true; } # KEY

@@ -21,8 +21,6 @@ numerics: {mode: exact}
 run: {threads: 1}
 END
 train() { "$weft" train run.yaml run.dir="$1" "${@:2}" >out 2>err </dev/null || fail "$1: $(tail -2 err)"; }
-# losses DIR: steps and their losses, as they are logged.
-losses() { sed -n 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\),.*/\1 \2/p' "$1/metrics.jsonl" | sort -un -k1,1; }
 same() { [ -s "$1.losses" ] || losses "$1" >"$1.losses"; losses "$2" >"$2.losses"; cmp -s "$1.losses" "$2.losses" || fail "other losses: $1, $2"; }
 # good DIR: each sample was used once.
 good() { exits 0 audit "$1"; has out "was used exactly once"; }

@@ -177,3 +177,5 @@ letters() {
 # For a run directory: every loss and norm with all digits, one line per step; the digest of its weights.
 curve() { sed -n 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"; }
 digest() { "$weft" inspect --digest "$1"; }
+# The losses alone; of steps that were made twice one line.
+losses() { sed -n 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\),.*/\1 \2/p' "$1/metrics.jsonl" | sort -un -k1,1; }
