@@ -37,6 +37,9 @@ const char *fuzz_file(const char *name, const void *data, size_t size);
 
 /* Memory that was live at once since the start, where a sanitizer counts it (else 0): at most per_byte for
  * each byte of input, and `fixed`. */
+/* What a reader of text may hold for a file of any size: its buffers, and zstd's window of up to 128 MiB, as
+ * the zstd program accepts, which short files compressed from a pipe with --long require too. */
+enum { FUZZ_TEXT_READER = 160 << 20 };
 void fuzz_memory_start(void);
 void fuzz_memory_check(size_t size, size_t per_byte, size_t fixed);
 

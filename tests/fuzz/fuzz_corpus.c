@@ -9,10 +9,8 @@
 #include "data/corpus.h"
 #include "fuzz.h"
 
-/* The reader's buffers do not depend on the file, and neither does zstd's window: up to 128 MiB, as the zstd
- * program accepts, which short files compressed from a pipe with --long require too. A line of JSON is held
- * as a tree. */
-enum { PER_BYTE = 160, FIXED = 160 << 20 };
+/* The reader's buffers do not depend on the file. A line of JSON is held as a tree. */
+enum { PER_BYTE = 160, FIXED = FUZZ_TEXT_READER };
 
 typedef struct Digest {
     size_t chunks;

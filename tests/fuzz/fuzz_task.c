@@ -9,7 +9,7 @@
 #include "fuzz.h"
 
 /* A context exists once for each of up to 16 choices, as text and as tokens of four bytes; lists double. */
-enum { PER_BYTE = 1024, FIXED = 1 << 21, CONTEXT = 48 };
+enum { PER_BYTE = 1024, FIXED = FUZZ_TEXT_READER, CONTEXT = 48 };
 
 static void check_requests(const Task *t) {
     size_t at = 0, slot = 0;
