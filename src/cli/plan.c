@@ -42,7 +42,8 @@ static const Flag flags[] = {
      "as 1Gbit/s, and how long one takes in addition to its bytes, such as 5ms; counted as far as no work "
      "hides it; default: no time"},
     {"--hardware", 'H', "WHAT",
-     "h100, h200, b200, or a YAML file of figures (docs/use/forecasts.md): time of a step, tokens/s and MFU "
+     "a100, h100, h800, h200, b200, or a YAML file of figures (docs/use/forecasts.md): time of a step, "
+     "tokens/s and MFU "
      "that "
      "they make, and the memory that the plan is held against"},
     {"--compare", 'c', NULL,

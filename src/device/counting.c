@@ -24,20 +24,23 @@ static double by(int64_t rows, int64_t columns) { return (double)rows * (double)
 static void gemm(Device *d, const GemmArgs *o) {
     int64_t terms = o->splits.runs ? split_length(o->splits) : o->k;
     double out = by(o->m, o->n) * of(o->c_type) * (o->accumulate ? 2 : 1);
-    tell_work(d, (OpWork){OP_GEMM, o->ab_type, o->splits.runs > 0, 2 * by(o->m, o->n) * (double)terms,
-                          (by(o->m, terms) + by(terms, o->n)) * of(o->ab_type) + out});
+    tell_work(d,
+              (OpWork){OP_GEMM, o->ab_type, o->splits.runs > 0, 2 * by(o->m, o->n) * (double)terms,
+                       (by(o->m, terms) + by(terms, o->n)) * of(o->ab_type) + out, .terms = (double)terms});
 }
 
 static void grouped_gemm(Device *d, const GroupedGemmArgs *o) {
     double read = by(o->e.rows, o->k) + by(o->n, o->k) * o->e.experts;
-    tell_work(d, (OpWork){OP_GROUPED_GEMM, o->ab_type, true, 2 * by(o->e.rows, o->n) * (double)o->k,
-                          read * of(o->ab_type) + by(o->e.rows, o->n) * of(o->c_type)});
+    tell_work(d,
+              (OpWork){OP_GROUPED_GEMM, o->ab_type, true, 2 * by(o->e.rows, o->n) * (double)o->k,
+                       read * of(o->ab_type) + by(o->e.rows, o->n) * of(o->c_type), .terms = (double)o->k});
 }
 
 static void grouped_gemm_wgrad(Device *d, const GroupedGemmWgradArgs *o) {
     double out = by(o->m, o->n) * o->e.experts * sizeof *o->c * (o->accumulate ? 2 : 1);
     tell_work(d, (OpWork){OP_GROUPED_GEMM_WGRAD, o->ab_type, true, 2 * by(o->m, o->n) * (double)o->e.rows,
-                          by(o->e.rows, o->m + o->n) * of(o->ab_type) + out});
+                          by(o->e.rows, o->m + o->n) * of(o->ab_type) + out,
+                          .terms = (double)o->e.rows / (double)o->e.experts});
 }
 
 /* ---- attention ---- */
@@ -58,11 +61,19 @@ static double pairs(const Device *d, AttentionShape s, int64_t first, int64_t en
            seen(first % one, s);
 }
 
+static int64_t most_keys(const Device *d, AttentionShape s) {
+    const CountingDevice *c = d->impl;
+    int64_t span = s.chunk > 0 ? s.chunk : s.window > 0 ? s.window : c->sequence;
+    return span < c->sequence ? span : c->sequence;
+}
+
 static void attend(Device *d, OpId op, AttentionShape s, AttentionRun r, double times, double bytes) {
     double queries = (double)s.heads * s.head_dim;
     tell_work(d, (OpWork){.op = op,
                           .flops = times * queries * pairs(d, s, r.first, r.first + s.tokens),
-                          .bytes = bytes});
+                          .bytes = bytes,
+                          .head_dim = s.head_dim,
+                          .context = most_keys(d, s)});
 }
 
 static double key_values(AttentionShape s, AttentionRun r) {

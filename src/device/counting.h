@@ -12,6 +12,9 @@ typedef struct OpWork {
     bool splits;  /* a product with splits, or grouped by expert */
     double flops; /* of products, attention and Mamba-2's scan; 0 for all other ops, which are memory-bound */
     double bytes; /* tensors read plus tensors written, each once */
+    double terms; /* of products: of each sum */
+    int head_dim; /* of attention */
+    int64_t context; /* of attention: keys that a query sees at most */
 } OpWork;
 typedef void OpHeard(void *context, const OpWork *work);
 

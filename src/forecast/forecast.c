@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "forecast/exposed.h"
+#include "forecast/published.h"
 #include "plan/sync.h"
 
 /* ---- planning ---- */
@@ -593,6 +594,24 @@ static void put_parts(const ForecastTime *t, Text *out) {
     text_puts(out, "\n");
 }
 
+/* The error bar of the step: where published runs of the same group were. */
+static void put_range(const Forecast *f, double tokens, Text *out) {
+    const Mesh *mesh = &f->layout.mesh;
+    const Published *like = published_like(f->config, mesh->world, (int)f->speed.hardware->links.ranks);
+    char least[32], most[32];
+    if (!like) {
+        text_puts(out, "  no published run is like it, so no range is known\n");
+        return;
+    }
+    text_printf(
+        out,
+        "  like published runs of %s: step %.3g to %.3g s, %s to %s tokens/s of each rank (%d runs took "
+        "%.2f to %.2f times as long as planned)\n",
+        like->group, like->least * f->time.step, like->most * f->time.step,
+        text_count((int64_t)(tokens / like->most / mesh->world), least),
+        text_count((int64_t)(tokens / like->least / mesh->world), most), like->runs, like->least, like->most);
+}
+
 /* MFU as in model_flops_per_token: recomputation does not count. */
 void forecast_print_time(const Forecast *f, Text *out) {
     const Hardware *h = f->speed.hardware;
@@ -608,6 +627,7 @@ void forecast_print_time(const Forecast *f, Text *out) {
                 f->time.step, text_count((int64_t)tokens, whole),
                 text_count((int64_t)(tokens / mesh->world), each), flops / mesh->world / 1e12,
                 100 * flops / mesh->world / hardware_peak(h, compute));
+    put_range(f, tokens, out);
     text_printf(out, "  all %s steps of the run: %s\n", text_count(f->config->train.steps, each),
                 clock_duration(config_steps_from(f->config, 0) * f->time.step, all));
     put_parts(&f->time, out);

@@ -35,9 +35,11 @@ static bool is_product(OpId op) {
 static bool is_attention(OpId op) { return op == OP_ATTENTION_FORWARD || op == OP_ATTENTION_BACKWARD; }
 
 static double rate_of(const Counter *c, const OpWork *w) {
-    if (is_attention(w->op)) return hardware_attention(c->h, c->model.compute);
+    if (is_attention(w->op))
+        return hardware_attention(c->h, c->model.compute, w->op == OP_ATTENTION_BACKWARD, w->head_dim,
+                                  w->context);
     bool block = c->unit && !c->head && w->type == c->model.compute;
-    return block ? hardware_products(c->h, w->type) : hardware_head(c->h, w->type);
+    return block ? hardware_products(c->h, w->type, w->terms) : hardware_head(c->h, w->type, w->terms);
 }
 
 static OpCost *row_of(OpCosts *out, const char *name) {

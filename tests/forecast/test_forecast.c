@@ -391,18 +391,41 @@ static void hardware_is_named_or_read(void **state) {
     assert_int_equal(hardware_read(&h, "b200", &err), OK);
     assert_true(fabs(hardware_peak(&h, DTYPE_BF16) - 2.25e15) < 1);
     assert_int_equal(hardware_read(&h, "h10", &err), ERR_CONFIG);
-    assert_non_null(strstr(err.message, "expected h100, h200, b200, or a YAML file"));
+    assert_non_null(strstr(err.message, "expected a100, h100, h800, h200, b200, or a YAML file"));
     assert_int_equal(hardware_read(&h, "missing.yaml", &err), ERR_NOINPUT);
     assert_true(file >= 0);
-    dprintf(file, "compute: {bf16_tflops: 100, share: 0.5}\nlinks: {ranks: 4}\n");
+    dprintf(file, "compute: {bf16_tflops: 100, share: 0.5, ramp_terms: 100}\nlinks: {ranks: 4}\n");
     assert_int_equal(hardware_read(&h, path, &err), OK);
-    assert_true(fabs(hardware_products(&h, DTYPE_BF16) - 50e12) < 1 && h.links.ranks == 4);
+    assert_true(fabs(hardware_products(&h, DTYPE_BF16, 0) - 50e12) < 1 &&
+                fabs(hardware_products(&h, DTYPE_BF16, 100) - 25e12) < 1 && h.links.ranks == 4);
     assert_true(fabs(h.memory.gib - 79.6) < 1e-9); /* a file's defaults are those of h100 */
     dprintf(file, "memory: {gigs: 80}\n");
     assert_int_equal(hardware_read(&h, path, &err), ERR_CONFIG);
     assert_non_null(strstr(err.message, "memory.gigs"));
     remove(path);
     close(file);
+}
+
+static double attention(Hardware *h, const char *name, bool backward, int head_dim, int64_t context) {
+    assert_int_equal(hardware_read(h, name, &err), OK);
+    return hardware_attention(h, DTYPE_BF16, backward, head_dim, context) / 1e12;
+}
+
+/* Measured rates by head size and context: at, between and outside the measured contexts. */
+static void attention_has_measured_rates(void **state) {
+    (void)state;
+    Hardware h;
+    double at = attention(&h, "h100", false, 128, 2048), next = attention(&h, "h100", false, 128, 4096);
+    assert_true(fabs(at - 371) < 1e-9 && fabs(next - 445) < 1e-9);
+    double between = attention(&h, "h100", false, 128, 2896);
+    assert_true(fabs(between - (371 + 445) / 2.0) < 0.1);
+    assert_true(fabs(attention(&h, "h100", false, 128, 1) - at) < 1e-9);
+    assert_true(fabs(attention(&h, "h100", true, 64, 1 << 20) - 361 * 0.8) < 1e-9);
+    assert_true(fabs(attention(&h, "h200", true, 96, 8192) - 390 * 0.8) < 1e-9);
+    assert_true(attention(&h, "a100", false, 128, 8192) < 312);
+    assert_true(attention(&h, "b200", false, 128, 8192) > 989);
+    h.compute.attention_share = 0.5;
+    assert_true(fabs(hardware_attention(&h, DTYPE_BF16, true, 64, 1) - 0.5 * 2.25e15) < 1);
 }
 
 static const OpCost *op_cost(const Planned *p, const char *name) {
@@ -625,6 +648,7 @@ int main(void) {
                                        cmocka_unit_test(a_limit_moves_auto_on),
                                        cmocka_unit_test(memory_of_a_gpu_is_its_own),
                                        cmocka_unit_test(hardware_is_named_or_read),
+                                       cmocka_unit_test(attention_has_measured_rates),
                                        cmocka_unit_test(collectives_over_machines),
                                        cmocka_unit_test(a_step_is_its_flops),
                                        cmocka_unit_test(ops_are_what_layers_say),

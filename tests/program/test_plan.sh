@@ -371,10 +371,17 @@ cmp here out || fail "a plan for stated hardware depends on this machine's kerne
 plan 0 -n 4 mesh.pp=2 train.compute=bf16 --hardware h100
 has out "prediction on h100: peak 989 TFLOP/s in bf16"
 has out "% at most, on rank"
+# The range: that of the group of published runs, around the predicted step.
+has out "like published runs of dense models on one machine: step "
+awk '/^  step .* tokens\/s/ { step = $2 } match($0, /: step [0-9.e-]+ to [0-9.e-]+ s/) { split(substr($0, RSTART), f, " "); ok = f[3] < step && step < f[5] } END { exit !ok }' out ||
+    fail "the step is not in its range: $(grep 'step' out)"
 awk '/^  step .* tokens\/s/ { gsub(",", ""); seconds = $2; all = $4; each = $6; d = all * seconds / 4096 - 1; e = all / each / 4 - 1; ok = d * d < 1e-4 && e * e < 1e-4 } END { exit !ok }' out ||
     fail "tokens/s times seconds is not the step: $(grep '^  step' out)"
+plan 0 -n 16 train.compute=bf16 train.tokens_per_step=4096 --hardware h100
+has out "like published runs of dense models across machines: step "
 printf 'links: {inside_gb_per_s: 0.001}\n' >slow.yaml
 seconds() { awk '/^  step .* tokens\/s/ { print $2 }' out; }
+plan 0 -n 4 mesh.pp=2 train.compute=bf16 --hardware h100
 fast=$(seconds)
 plan 0 -n 4 mesh.pp=2 train.compute=bf16 --hardware slow.yaml
 awk -v a="$fast" -v b="$(seconds)" 'BEGIN { exit !(a > 0 && b > 2 * a) }' || fail "slow links: $(seconds) after $fast"
@@ -389,7 +396,7 @@ hasnt out "products with leaves"
 plan 0 -n 2 mesh.tp=2 train.compute=bf16 --hardware h200
 has out "split-K products and grouped ones count as others do"
 plan 78 --hardware h10
-has err '--hardware is "h10": expected h100, h200, b200, or a YAML file'
+has err '--hardware is "h10": expected a100, h100, h800, h200, b200, or a YAML file'
 plan 66 --hardware missing.yaml
 printf 'links: {inside_gbps: 1}\n' >wrong.yaml
 plan 78 --hardware wrong.yaml
