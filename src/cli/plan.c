@@ -21,6 +21,7 @@
 #include "plan/fit.h"
 #include "forecast/forecast.h"
 #include "forecast/machine.h"
+#include "forecast/propose.h"
 #include "plan/sync.h"
 #include "train/setup.h"
 
@@ -46,6 +47,12 @@ static const Flag flags[] = {
      "tokens/s and MFU "
      "that "
      "they make, and the memory that the plan is held against"},
+    {"--budget", 'b', "FLOPS",
+     "also propose a shape, tokens, batch and learning rate for so many training FLOPs, such as 1e19, by "
+     "published scaling laws; printed as YAML"},
+    {"--hours", 0, "H",
+     "the same for what is trained in H hours: on this machine with one rank, else with --hardware or "
+     "--tflops"},
     {"--compare", 'c', NULL,
      "all schedules and several numbers of microbatches next to each other, by time and memory; with a limit "
      "of memory and --hardware or --link it searches all meshes, schedules and settings"},
@@ -63,8 +70,9 @@ typedef struct Request {
     int64_t width;
     double memory; /* bytes; 0: not given */
     ForecastSpeed speed;
-    Hardware hardware; /* of speed, if it was given */
-    char sync[240];    /* why train.gradient_sync was chosen; empty: it was given */
+    Hardware hardware;    /* of speed, if it was given */
+    double budget, hours; /* of the proposal; 0: not given */
+    char sync[240];       /* why train.gradient_sync was chosen; empty: it was given */
 } Request;
 
 /* ---- the command line ---- */
@@ -141,6 +149,10 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     TRY(arguments_int(args, "--rank", 0, q->ranks - 1, &q->rank, err));
     TRY(arguments_int(args, "--width", 40, 20000, &q->width, err));
     TRY(arguments_double(args, "--tflops", 1e-6, 1e9, &q->speed.tflops, err));
+    TRY(arguments_double(args, "--budget", 1e10, 1e30, &q->budget, err));
+    TRY(arguments_double(args, "--hours", 1e-3, 1e6, &q->hours, err));
+    if (q->budget > 0 && q->hours > 0)
+        return error_set(err, ERR_USAGE, "plan: --budget and --hours do not go together: give one");
     if (link && !parse_link(link, &q->speed.link, &q->speed.delay))
         return error_set(
             err, ERR_USAGE,
@@ -154,7 +166,14 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     if (memory && !parse_size(memory, &q->memory))
         return error_set(err, ERR_USAGE, "plan: --memory is \"%s\": expected a size such as 80GiB or 512MB",
                          error_escape(shown, sizeof shown, memory, strlen(memory)));
-    return read_hardware(args, q, err);
+    TRY(read_hardware(args, q, err));
+    if (q->hours > 0 && q->ranks > 1 && !q->speed.hardware && q->speed.tflops <= 0)
+        return error_set(
+            err, ERR_USAGE,
+            "plan: --hours with %lld ranks needs --hardware or --tflops: only one rank's work is "
+            "measured on this machine",
+            (long long)q->ranks);
+    return OK;
 }
 
 /* ---- output ---- */
@@ -184,6 +203,31 @@ static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
     forecast_timeline_free(&t);
 }
 
+/* FLOP/s of the model on all ranks, as stated or forecast; 0: not known. */
+static double stated_flops(const Config *c, const Request *q, const Forecast *f) {
+    double tokens = (double)(layout_samples(&f->layout) * c->train.context);
+    if (q->speed.hardware)
+        return model_flops_per_token(&c->model.shape, c->train.context) * tokens / f->time.step;
+    return q->speed.tflops * 1e12 * (double)q->ranks;
+}
+
+/* Every rank of a pipeline gets microbatches. */
+static ErrorCode describe_proposal(const Config *c, const Request *q, const Forecast *f, double rate,
+                                   Text *out, Error *err) {
+    Proposal p;
+    const Mesh *mesh = &f->layout.mesh;
+    int64_t unit =
+        f->layout.sequences * c->train.context * mesh_dp_degree(mesh) * mesh_size(mesh, MESH_PIPELINE);
+    if (q->budget <= 0 && q->hours <= 0) return OK;
+    if (q->budget <= 0 && rate <= 0)
+        return error_set(err, ERR_USAGE,
+                         "plan: --hours needs a speed, and none could be measured: give "
+                         "--hardware, --tflops or --budget");
+    TRY(propose(&p, c, unit, q->budget > 0 ? q->budget : q->hours * 3600 * rate, err));
+    propose_print(&p, c, rate, out);
+    return OK;
+}
+
 /* For one pipeline rank: the one with the most memory, which decides whether the run fits, unless a rank was
  * named. Facts of all ranks come first, then this one in full, and the drawing last, where a scrolling
  * terminal leaves it in sight. */
@@ -199,15 +243,20 @@ static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast
     TRY(forecast_print_sync(f, d, pipe_rank, *q->sync ? q->sync : NULL, out, err));
     forecast_print_time(f, out);
     if (layout_is_pipeline(&f->layout)) draw(q, f, false, out);
-    return OK;
+    return describe_proposal(c, q, f, stated_flops(c, q, f), out, err);
 }
 
-/* For a run on this machine's device: nothing if another one was specified. */
-static void describe_time(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out) {
+/* For a run on this machine's device: nothing if another one was specified. Returns the FLOP/s of the
+ * model. */
+static double describe_time(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out) {
     const RankPlan *p = &f->ranks[0].plan;
-    if (!d->name || q->speed.tflops > 0) return;
-    MachineTime t = machine_time(p, d, device_matmul_peak(d, p->model.compute, 0.2, INFINITY));
-    machine_describe(&t, c, &f->layout, 0, out);
+    if (!d->name || q->speed.tflops > 0) return 0;
+    MachineRates r = rates_cached(d, p->model.compute, c->data.cache_dir);
+    MachineTime t = machine_time(p, &r);
+    double flops = machine_flops(&t, c, p, &f->layout);
+    machine_describe(&t, &r, c, p, &f->layout, 0, out);
+    rates_free(&r);
+    return isfinite(flops) ? flops : 0;
 }
 
 /* The same text as `weft train` prints before it starts. The memory is shown relative to the given limit;
@@ -221,9 +270,9 @@ static ErrorCode describe_single(const Config *c, const Request *q, const Foreca
         text_printf(out, "  of %s: %.1f%%%s\n", text_bytes(q->memory, limit), share,
                     share > 100 ? ": it will not fit" : "");
     TRY(forecast_print_exact(f, d, 0, out, err));
-    describe_time(c, q, f, d, out);
+    double rate = describe_time(c, q, f, d, out);
     forecast_print_time(f, out);
-    return OK;
+    return describe_proposal(c, q, f, rate > 0 ? rate : stated_flops(c, q, f), out, err);
 }
 
 /* For one rank: ranks with the same pipeline coordinate have the same program. Rank 0 by default, whose
@@ -268,13 +317,13 @@ static ErrorCode print_all(const Arguments *args, const Request *q, const Config
 /* Flags for a single schedule are refused with --compare rather than ignored: the user would take the table
  * for their result. */
 static ErrorCode compare(const Arguments *args, const Request *q, const Config *c, Device *d, Error *err) {
-    static const char *const others[] = {"--svg", "--program", "--rank", "--width"};
+    static const char *const others[] = {"--svg", "--program", "--rank", "--width", "--budget", "--hours"};
     /* A single rank most likely means this machine; many mean other machines, whose memory is unknown. */
     uint64_t here = d->separate_memory ? d->memory : memory_use().machine;
     double memory = q->memory > 0 ? q->memory : q->ranks == 1 ? (double)here : 0;
     CompareRequest request = {(int)q->ranks, memory, q->speed, arguments_has(args, "--whole")};
     Text out = {0};
-    for (int i = 0; i < 4; i++)
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (arguments_has(args, others[i]))
             return error_set(err, ERR_USAGE, "plan: --compare and %s do not go together: give one",
                              others[i]);
@@ -378,6 +427,7 @@ const Verb verb_plan = {
         "  weft plan configs/llama3-8b.yaml train.context=4096 --program\n"
         "  weft plan configs/llama3-8b.yaml -n 128 mesh.pp=4 mesh.dp_replicate=4 "
         "train.tokens_per_step=4194304\n"
+        "  weft plan my.yaml --hours 6\n"
         "  weft plan my.yaml -n 16 mesh.pp=4 --compare --memory 80GiB\n"
         "  weft plan my.yaml -n 16 mesh.pp=4 --compare --tflops 400 --link 25\n"
         "  weft plan configs/llama3-70b.yaml -n 256 mesh.tp=8 train.tokens_per_step=4194304 --hardware h100",

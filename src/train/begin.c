@@ -149,8 +149,9 @@ static ErrorCode check_ownership(Trainer *t, Error *err) {
  * more exact. */
 static void report_time(Trainer *t, double peak) {
     Text message = {0};
-    MachineTime time = machine_time(&t->rank, &t->device, peak);
-    machine_describe(&time, t->c, &t->layout, t->state.step, &message);
+    MachineRates rates = rates_with_peak(&t->device, peak);
+    MachineTime time = machine_time(&t->rank, &rates);
+    machine_describe(&time, &rates, t->c, &t->rank, &t->layout, t->state.step, &message);
     log_lines(message.data);
     text_free(&message);
 }

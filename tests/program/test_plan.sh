@@ -61,8 +61,67 @@ zero() { [ "$2" = 0 ] || fail "$1: $2, expected 0"; }
 plan 0
 has out "of this machine's"
 hasnt out "mesh "
-grep -qE '^time    about [0-9.hmsd]+ for [0-9,]+ steps on this machine: [0-9.e-]+ s a step, [0-9,]+ tokens/s, at a peak of [0-9.e-]+ TFLOP/s measured now; half or twice as long is possible$' out ||
+grep -qE '^time    about [0-9.hmsd]+ for [0-9,]+ steps on this machine, at [0-9.e-]+ TFLOP/s: [0-9.e-]+ s a step, [0-9,]+ tokens/s, by a peak of [0-9.e-]+ TFLOP/s measured now; half or twice as long is possible$' out ||
     fail "how long a run takes: $(grep ^time out)"
+# The second plan has the rates of the first; other threads have their own. A file that cannot be used is measured and written again.
+rates=$(echo .weft-cache/machine-*.json)
+[ -f "$rates" ] || fail "no file of rates: $rates"
+cp "$rates" first.json
+plan 0
+has out "measured before (remove $rates to measure again)"
+peak() { sed -n 's/^time .* by a peak of \([0-9.e-]*\) .*/\1/p' out; }
+kept=$(peak)
+[ "$kept" = "$(awk -F '[:,]' '{ printf "%.3g", $2 / 1e12 }' first.json)" ] || fail "peak $kept of $(cat first.json)"
+plan 0 run.threads=2
+has out "measured now"
+for wrong in '{"peak": 0, "copy": 1, "measured": 1}' '{"peak":' '{"peak": 1e12, "copy": 1e10, "measured": 1000000}'; do
+    printf '%s\n' "$wrong" >"$rates"
+    plan 0
+    has out "measured now"
+done
+cp first.json "$rates"
+
+# A proposal for a number of FLOPs: its keys plan, and the run they describe has these FLOPs.
+# keys: prints the YAML keys of a proposal as words of a command line.
+keys() { sed -n 's/^\(model\|train\|optimizer\|lr_schedule\): {\(.*\)}$/\1 \2/p' out | awk '{ section = $1; sub(/^[a-z_]+ /, ""); n = split($0, f, /, /)
+    for (i = 1; i <= n; i++) { sub(/: /, "=", f[i]); print section "." f[i] } }'; }
+# flops: prints the FLOPs of the run that was planned.
+flops() { awk '/^step / { for (i = 1; i < NF; i++) if ($(i + 1) == "TFLOP") each = $i } /^time / { for (i = 1; i < NF; i++) if ($(i + 1) == "steps") steps = $i }
+    END { gsub(",", "", steps); printf "%.6g\n", each * 1e12 * steps }' out; }
+for budget in 1e14 3e16; do
+    plan 0 --budget $budget
+    has out "by the scaling laws of DeepSeek LLM"
+    has out "an extrapolation"
+    mapfile -t words < <(keys)
+    [ "${#words[@]}" -ge 9 ] || fail "keys of a proposal: $(cat out)"
+    plan 0 "${words[@]}"
+    awk -v a="$(flops)" -v b=$budget 'BEGIN { exit !(a > 0.9 * b && a < 1.02 * b) }' || fail "a proposal for $budget FLOPs has $(flops): ${words[*]}"
+done
+plan 0 --hours 0.5
+grep -qE "^  about (29m5|30m0)[0-9]s at " out || fail "half an hour: $(grep about out)"
+mapfile -t words < <(keys)
+plan 0 "${words[@]}"
+# On stated hardware: twice the hours are twice the FLOPs.
+plan 0 -n 16 train.compute=bf16 --hardware h100 --hours 2
+one=$(sed -n 's/^proposal for \([0-9.e+]*\) FLOPs.*/\1/p' out)
+mapfile -t words < <(keys)
+plan 0 -n 16 train.compute=bf16 --hardware h100 "${words[@]}" --hours 4
+plan 0 -n 16 train.compute=bf16 --hardware h100 --hours 4
+near "$(sed -n 's/^proposal for \([0-9.e+]*\) FLOPs.*/\1/p' out)" "$(awk -v a="$one" 'BEGIN { print 2 * a }')" || fail "4 hours after 2: $(grep proposal out) $one"
+# Heads divide by tp.
+plan 0 -n 4 mesh.tp=2 --budget 1e15
+mapfile -t words < <(keys)
+plan 0 -n 4 mesh.tp=2 "${words[@]}"
+plan 2 --budget 1e17 --hours 3
+has err "do not go together"
+plan 2 -n 2 --hours 3
+has err "needs --hardware or --tflops"
+plan 2 --budget 1e17 --compare
+has err "do not go together"
+plan 2 --budget 1e10 train.context=256 train.microbatch=256 train.tokens_per_step=65536
+has err "less than one step"
+plan 2 --budget 1e17 model.family=mixtral model.num_experts=4 model.num_experts_per_tok=2
+has err "has experts"
 plan 0 --memory 1MiB
 has out "it will not fit"
 
