@@ -41,3 +41,7 @@ int tree_blocks(int total, TreeBlock run, TreeBlock *out) {
 int tree_waiting(int i) { return __builtin_popcount((unsigned)i); }
 
 int tree_carries(int i) { return __builtin_ctz(~(unsigned)i); }
+
+int tree_block_carries(TreeBlock block) {
+    return tree_carries(block.first + block.size - 1) - tree_carries(block.size - 1);
+}

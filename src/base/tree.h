@@ -30,6 +30,8 @@ int tree_blocks(int total, TreeBlock run, TreeBlock *out);
  * one sum is left. */
 int tree_waiting(int i);
 int tree_carries(int i);
+/* The same where an aligned power of two of terms comes as one sum. */
+int tree_block_carries(TreeBlock block);
 /* How many parts one sum takes, the term among them, where so many carries are left. The tree of three parts
  * is (0 + 1) + 2: with the term first and the latest partial sum next, two carries in one reading. */
 static inline int tree_carry_parts(int carries) { return carries > 1 ? 3 : 2; }

@@ -160,6 +160,7 @@ struct DeviceNeeds {
     AttentionShape attention;
     int64_t keys; /* of attention; 0: one per token */
     int splits;   /* most splits of a product; 0: no product has any */
+    int sources;  /* most sources of an expert's rows (ExpertRows); 0: no product has several */
 };
 
 #endif

@@ -1,16 +1,16 @@
 /* Expert parallelism: the rows of (token, expert) assignments go to the ranks of their experts and back.
  * DISPATCH (model/layers/layer.h: ExpertDispatch).
  *
- *     permute ==> [dispatch chunk: exchange out, run the experts on the rows of one rank after the other,
- *     exchange back] ==> unpermute
+ *     permute ==> [dispatch chunk: exchange out, run the experts, exchange back] ==> unpermute
  *
  * The ranks first exchange how many rows each sends to each: integers, once, in the forward pass; they are
  * saved for recomputation and backward. All ranks of ep know all of these counts, so they cut the dispatch
  * into the same chunks.
  * A rank takes the rows of the other ranks in order, as many ranks at a time as fit its buffer. The rows of
  * one rank always fit: no row is ever dropped, nothing is allocated, and memory does not depend on the data.
- * How chunks are cut changes no bits, because the rows of each rank are processed by themselves. Where tokens
- * have exact chunks, the rows of each exact chunk have dispatch chunks of their own.
+ * How chunks are cut changes no bits: a row's results do not depend on the other rows of a product, and the
+ * gradients that the rows of each rank make are added in the canonical tree. Where tokens have exact chunks,
+ * the rows of each exact chunk have dispatch chunks of their own.
  *
  * Elsewhere called: token dispatcher (Megatron, DeepEP): all-to-all dispatch and combine of MoE, expert
  * parallelism, dropless; no capacity factor drops tokens. */
@@ -69,19 +69,6 @@ static CommRange leaving(const Engine *e, int exact_chunk, int rank, int to) {
     return (CommRange){before + runs[to * own], runs[(to + 1) * own] - runs[to * own]};
 }
 
-/* For each rank, where its rows begin for each local expert, relative to the first of them. Returns how many
- * numbers that is. */
-static int64_t find_local_runs(Engine *e) {
-    const ModelConfig *c = &e->model.config;
-    int64_t own = model_local_experts(c), n = 0;
-    for (int s = 0; s < model_exact_chunks(&e->model); s++)
-        for (int r = 0; r < ranks_of(e); r++) {
-            const int32_t *runs = runs_of(e, r, s) + model_first_expert(c);
-            for (int64_t i = 0; i <= own; i++) e->traffic.dispatch.local_runs[n++] = runs[i] - runs[0];
-        }
-    return n;
-}
-
 /* Cuts an exact chunk into dispatch chunks; every rank computes this for all ranks. Returns the number of
  * chunks. */
 static int cut_dispatch_chunks(Engine *e, int exact_chunk) {
@@ -102,6 +89,33 @@ static int cut_dispatch_chunks(Engine *e, int exact_chunk) {
     return most + 1;
 }
 
+/* The source ranks whose rows come here in a dispatch chunk: first, how many. */
+static TreeBlock sources_of(const Engine *e, int dispatch_chunk) {
+    const int *chunk = e->traffic.dispatch.dispatch_chunk + e->plan->partition.expert * ranks_of(e);
+    TreeBlock sources = {.first = 0};
+    for (int r = 0; r < ranks_of(e); r++)
+        if (chunk[r] == dispatch_chunk && sources.size++ == 0) sources.first = r;
+    return sources;
+}
+
+/* Makes the tables of local runs of an exact chunk's dispatch chunks (ExpertDispatch). */
+static void find_local_runs(Engine *e, const DispatchTensors *t, int exact_chunk, int dispatch_chunks) {
+    const ModelConfig *c = &e->model.config;
+    int64_t own = model_local_experts(c), each = ranks_of(e) * (own + 1);
+    int32_t *tables = e->traffic.dispatch.local_runs + exact_chunk * each;
+    for (int i = 0; i < dispatch_chunks; i++) {
+        TreeBlock sources = sources_of(e, i);
+        int32_t *to = tables + sources.first * (own + 1), next = 0;
+        for (int r = sources.first; r < sources.first + sources.size; r++) {
+            const int32_t *runs = runs_of(e, r, exact_chunk) + model_first_expert(c);
+            for (int64_t k = 0; k < own; k++) *to++ = next + runs[k] - runs[0];
+            next += runs[own] - runs[0];
+        }
+        if (sources.size > 0) *to = next;
+    }
+    OP(e->device, upload, t->local_runs + exact_chunk * each, tables, (size_t)each * sizeof *tables);
+}
+
 /* Exchanges the tables of runs (`forward`: in the forward pass), or reads those that the forward pass saved.
  * Messages have lengths that the host must know, so it waits for the device. */
 static void exchange_runs(Execution *x, const DispatchTensors *t, bool forward) {
@@ -119,8 +133,6 @@ static void exchange_runs(Execution *x, const DispatchTensors *t, bool forward) 
         execution_wait(e, &request);
     }
     device_fetch(e->device, v->runs, t->all_runs, ranks * runs);
-    size_t own = (size_t)find_local_runs(e) * sizeof(int32_t);
-    OP(e->device, upload, t->local_runs, v->local_runs, own);
 }
 
 /* ---- a dispatch chunk ---- */
@@ -178,26 +190,40 @@ static void return_rows(Execution *x, const DispatchRows *r) {
                  r->local + (size_t)i * r->local_step, r->bytes);
 }
 
-/* The experts' work on the rows of one rank. Sources are numbered by exact chunk, then by rank. */
-static void run_experts(Execution *x, Action a, const UnitPass *unit, DispatchPass way,
-                        const RemoteRows *rows) {
-    int source = rows->exact_chunk * ranks_of(x->engine) + rows->rank;
-    if (way == DISPATCH_BACKWARD) gradients_begin_source(x, a.unit, a.microbatch, source);
-    unit_experts(unit, a.ops.first, way, rows);
-    if (way == DISPATCH_BACKWARD) gradients_end_source(x, a.unit, a.microbatch, source);
+/* Rows of some sources of a dispatch chunk, of which `rows` has all. */
+static RemoteRows rows_of_sources(const Engine *e, RemoteRows rows, TreeBlock sources) {
+    rows.rank = sources.first, rows.sources = sources.size, rows.count = 0;
+    for (int r = 0; r < sources.size; r++) rows.count += e->traffic.dispatch.remote[sources.first + r].count;
+    return rows;
+}
+
+/* Gradients from the sources of a dispatch chunk: subtree by subtree, or rank by rank. */
+static void make_weights(Execution *x, Action a, const UnitPass *unit, const RemoteRows *rows) {
+    int ranks = ranks_of(x->engine), before = rows->exact_chunk * ranks;
+    TreeBlock all = {rows->rank, rows->sources}, blocks[TREE_BLOCKS];
+    bool joined = program_joins_sources(x->program, a.unit);
+    int count = joined ? tree_blocks(ranks, all, blocks) : all.size;
+    for (int i = 0; i < count; i++) {
+        TreeBlock block = joined ? blocks[i] : (TreeBlock){all.first + i, 1};
+        RemoteRows part = rows_of_sources(x->engine, *rows, block);
+        block.first += before;
+        gradients_begin_sources(x, a.unit, a.microbatch, block);
+        unit_expert_weights(unit, a.ops.first, &part);
+        gradients_end_sources(x, a.unit, a.microbatch, block);
+    }
 }
 
 static void run_dispatch_chunk(Execution *x, Action a, const UnitPass *unit, DispatchPass way,
                                const DispatchTensors *t, int exact_chunk, int dispatch_chunk) {
     Engine *e = x->engine;
-    const DispatchState *v = &e->traffic.dispatch;
-    int ranks = ranks_of(e), own = e->plan->partition.expert;
+    TreeBlock sources = sources_of(e, dispatch_chunk);
     find_parts(e, exact_chunk, dispatch_chunk);
+    RemoteRows rows =
+        rows_of_sources(e, (RemoteRows){.exact_chunk = exact_chunk, .first = sources.first}, sources);
     for (int i = 0; i < t->out_count; i++) send_rows(x, &t->out[i]);
-    for (int r = 0; r < ranks; r++)
-        if (v->dispatch_chunk[own * ranks + r] == dispatch_chunk)
-            run_experts(x, a, unit, way,
-                        &(RemoteRows){r, exact_chunk, v->remote[r].first, v->remote[r].count});
+    unit_experts(unit, a.ops.first, way, &rows);
+    if (way == DISPATCH_BACKWARD) make_weights(x, a, unit, &rows);
+    unit_expert_results(unit, a.ops.first, way, &rows);
     for (int i = 0; i < t->back_count; i++) return_rows(x, &t->back[i]);
 }
 
@@ -212,6 +238,7 @@ void dispatch_run(Execution *x, Action a) {
     exchange_runs(x, &t, a.pass == ACT_FWD);
     for (int exact_chunk = 0; exact_chunk < model_exact_chunks(&x->engine->model); exact_chunk++) {
         int dispatch_chunks = cut_dispatch_chunks(x->engine, exact_chunk);
+        find_local_runs(x->engine, &t, exact_chunk, dispatch_chunks);
         for (int dispatch_chunk = 0; dispatch_chunk < dispatch_chunks; dispatch_chunk++)
             run_dispatch_chunk(x, a, &unit, way, &t, exact_chunk, dispatch_chunk);
     }

@@ -15,6 +15,7 @@
 #ifndef WEFT_ENGINE_EXECUTION_H
 #define WEFT_ENGINE_EXECUTION_H
 
+#include "base/tree.h"
 #include "engine/engine.h"
 #include "engine/tensor_hash.h"
 
@@ -83,7 +84,7 @@ enum { COLLECTIVE_MESSAGES = 2 };
 /* Host memory of DISPATCH (dispatch.c), where ep shards the experts: [ranks of ep] each. */
 typedef struct DispatchState {
     int32_t *runs;             /* [ranks, exact chunks, E + 1] where each expert's rows begin */
-    int32_t *local_runs;       /* [exact chunks, ranks, local experts + 1] the same for the local experts */
+    int32_t *local_runs;       /* [exact chunks, ranks, local experts + 1] see ExpertDispatch */
     int *dispatch_chunk;       /* [ranks, ranks] chunk in which the first gets the second's rows, ... */
     int64_t *first;            /* ... and where they lie in its buffer */
     CommRange *local, *remote; /* of the exchange under way: local rows; dispatch buffer */
@@ -216,10 +217,11 @@ bool gradient_next(const Execution *x, int unit, Flat flat, LocalGradient *g);
 void gradients_begin(Execution *x, int unit, Flat flat, int microbatch);
 /* The pass has finished this gradient. With exact sums it is converted to fixed point now. */
 void gradients_end(Execution *x, int unit, Flat flat, int microbatch);
-/* The same for the part of the experts' gradients that the tokens of one rank of ep make. Sources are
- * numbered as they come: by exact chunk, then by rank. */
-void gradients_begin_source(Execution *x, int unit, int microbatch, int source);
-void gradients_end_source(Execution *x, int unit, int microbatch, int source);
+/* The same for the part of the experts' gradients that the tokens of some ranks of ep make: one, or (see
+ * program_joins_sources) as many as a subtree of the canonical tree has. Sources are numbered as they come:
+ * by exact chunk, then by rank. */
+void gradients_begin_sources(Execution *x, int unit, int microbatch, TreeBlock sources);
+void gradients_end_sources(Execution *x, int unit, int microbatch, TreeBlock sources);
 void gradients_sum_partials(Execution *x, Action a);
 void gradients_reduce(Execution *x, Action a);
 void gradients_reduced(Execution *x, Action a);

@@ -26,10 +26,11 @@
  * Where cp may shard the tokens of a microbatch (numerics.cp_invariant_up_to), a slot has one gradient for
  * each local exact chunk; each is rounded by itself.
  *
- * With expert parallelism (mesh.ep), local experts make a gradient for the tokens of each rank of ep, one
- * after the other. In fixed point each is rounded by itself, from the same memory. In a slot they are added
- * up as they come, in the canonical tree, with log2(ep) partial sums that wait. In the sums of the step there
- * is one sum for each rank, and these are added up before the reduction.
+ * With expert parallelism (mesh.ep), local experts make a gradient for the tokens of each rank of ep. In
+ * fixed point each is rounded by itself, from the same memory. In a slot they are added up as they come, in
+ * the canonical tree: those of a dispatch chunk by the products themselves, those of several chunks with
+ * log2(ep) partial sums that wait. In the sums of the step there is one sum for each rank, and these are
+ * added up before the reduction.
  *
  * At the end `owned` points to this rank's shard of each flat. A bit of `started` says whether a flat's sums
  * were written in this step, because the first contribution must overwrite them instead of adding.
@@ -187,7 +188,7 @@ static float *partial_sum(const Execution *x, int unit, Flat flat, int microbatc
     return (float *)(void *)all + (i > 0 ? (size_t)(i - 1) * each : 0);
 }
 
-/* Where the experts write the gradient for the tokens of one source. */
+/* Where the experts write the gradient for the tokens of one source, or of a block that begins with it. */
 static float *source_gradient(const Execution *x, int unit, Flat flat, int microbatch, int source) {
     size_t each = partition_flat_elements(&x->engine->plan->partition, unit, flat);
     if (!program_adds_sources(x->program, flat))
@@ -196,9 +197,10 @@ static float *source_gradient(const Execution *x, int unit, Flat flat, int micro
 }
 
 /* The sources of a microbatch are an aligned power of two of the leaves of the canonical tree over data ranks
- * (base/tree.h), so the order of these additions is the tree's. */
-static void add_source(Execution *x, int unit, Flat flat, int microbatch, int source) {
-    int at = tree_waiting(source), carries = tree_carries(source);
+ * (base/tree.h), so the order of these additions is the tree's. A block of sources comes with the additions
+ * below its root done. */
+static void add_sources(Execution *x, int unit, Flat flat, int microbatch, TreeBlock sources) {
+    int at = tree_waiting(sources.first), carries = tree_block_carries(sources);
     int64_t n = (int64_t)partition_flat_elements(&x->engine->plan->partition, unit, flat);
     while (carries > 0) {
         const float *parts[3];
@@ -209,8 +211,8 @@ static void add_source(Execution *x, int unit, Flat flat, int microbatch, int so
     }
 }
 
-static void begin_source(Execution *x, int unit, Flat flat, int microbatch, int source) {
-    float *to = source_gradient(x, unit, flat, microbatch, source);
+static void begin_sources(Execution *x, int unit, Flat flat, int microbatch, TreeBlock sources) {
+    float *to = source_gradient(x, unit, flat, microbatch, sources.first);
     size_t elements = partition_flat_elements(&x->engine->plan->partition, unit, flat);
     x->engine->gradients.units[unit].flats[flat] = to;
     if (flat_of_vectors(flat) && program_adds_sources(x->program, flat))
@@ -218,12 +220,12 @@ static void begin_source(Execution *x, int unit, Flat flat, int microbatch, int 
 }
 
 /* Afterwards the unit's gradient is that of source 0 again: the first in memory, or the sum. */
-static void end_source(Execution *x, int unit, Flat flat, int microbatch, int source) {
+static void end_sources(Execution *x, int unit, Flat flat, int microbatch, TreeBlock sources) {
     bool adds = program_adds_sources(x->program, flat);
     if (adds && x->program->exact)
-        complete(x, unit, flat, microbatch, source == 0);
+        complete(x, unit, flat, microbatch, sources.first == 0);
     else if (adds)
-        add_source(x, unit, flat, microbatch, source);
+        add_sources(x, unit, flat, microbatch, sources);
     x->engine->gradients.units[unit].flats[flat] = source_gradient(x, unit, flat, microbatch, 0);
 }
 
@@ -233,14 +235,14 @@ static bool has_experts(const Execution *x, int unit, int flat) {
            partition_flat_elements(&x->engine->plan->partition, unit, (Flat)flat) > 0;
 }
 
-void gradients_begin_source(Execution *x, int unit, int microbatch, int source) {
+void gradients_begin_sources(Execution *x, int unit, int microbatch, TreeBlock sources) {
     for (int f = 0; f < GRADIENT_FLATS; f++)
-        if (has_experts(x, unit, f)) begin_source(x, unit, (Flat)f, microbatch, source);
+        if (has_experts(x, unit, f)) begin_sources(x, unit, (Flat)f, microbatch, sources);
 }
 
-void gradients_end_source(Execution *x, int unit, int microbatch, int source) {
+void gradients_end_sources(Execution *x, int unit, int microbatch, TreeBlock sources) {
     for (int f = 0; f < GRADIENT_FLATS; f++)
-        if (has_experts(x, unit, f)) end_source(x, unit, (Flat)f, microbatch, source);
+        if (has_experts(x, unit, f)) end_sources(x, unit, (Flat)f, microbatch, sources);
 }
 
 /* Where gradients accumulate over a step, those for the tokens of each rank of ep stay apart until its end:

@@ -145,31 +145,44 @@ static void complete(Counter *c, int64_t n) {
     if (c->p->program.exact) OP(d, fixed_add, .n = n, .g = somewhere(), .acc = somewhere(), .limit = 1);
 }
 
-/* The same on the gradient for the tokens of one rank of ep. */
-static void end_source(Counter *c, int unit, int source) {
+/* The same on the gradient for the tokens of one rank of ep, or of several. */
+static void end_sources(Counter *c, int unit, TreeBlock sources) {
     const Program *p = &c->p->program;
     for (int f = 0; f < GRADIENT_FLATS; f++) {
         int64_t n = (int64_t)partition_flat_elements(&c->p->partition, unit, (Flat)f);
         if (!program_adds_sources(p, (Flat)f) || n == 0) continue;
         if (p->exact) complete(c, n);
-        for (int carries = p->exact ? 0 : tree_carries(source), parts; carries > 0; carries -= parts - 1) {
+        for (int carries = p->exact ? 0 : tree_block_carries(sources), parts; carries > 0;
+             carries -= parts - 1) {
             parts = tree_carry_parts(carries);
             OP(&c->counting.device, sum_partials, n, parts, NULL, somewhere());
         }
     }
 }
 
-/* Assumes that tokens go evenly to all ranks. */
+/* From all sources at once, or from one after the other. */
+static void expert_weights(Counter *c, const UnitPass *u, Action a, RemoteRows rows) {
+    int ranks = rows.sources, size = program_joins_sources(&c->p->program, a.unit) ? ranks : 1;
+    rows.count = rows.count / ranks * size, rows.sources = size;
+    for (rows.rank = 0; rows.rank < ranks; rows.rank += size) {
+        unit_expert_weights(u, a.ops.first, &rows);
+        end_sources(c, a.unit, (TreeBlock){rows.exact_chunk * ranks + rows.rank, size});
+    }
+}
+
+/* Assumes that tokens go evenly to all ranks, and so in one dispatch chunk. */
 static void dispatch(Counter *c, const UnitPass *u, Action a) {
     DispatchPass way = a.pass == ACT_FWD || a.pass == ACT_RECOMPUTE ? DISPATCH_FORWARD : DISPATCH_BACKWARD;
     int ranks = (int)model_expert_ranks(&c->model.config), exact_chunks = model_exact_chunks(&c->model);
     int64_t each = model_assignments(&c->model) / exact_chunks / ranks;
     c->op = "experts, of remote tokens";
     unit_permute(u, a.ops.first, way);
-    for (int s = 0; s < exact_chunks; s++)
-        for (int r = 0; r < ranks; r++)
-            unit_experts(u, a.ops.first, way, &(RemoteRows){r, s, each * r, each});
-    for (int r = 0; way == DISPATCH_BACKWARD && r < exact_chunks * ranks; r++) end_source(c, a.unit, r);
+    for (int s = 0; s < exact_chunks; s++) {
+        RemoteRows rows = {.exact_chunk = s, .sources = ranks, .count = each * ranks};
+        unit_experts(u, a.ops.first, way, &rows);
+        if (way == DISPATCH_BACKWARD) expert_weights(c, u, a, rows);
+        unit_expert_results(u, a.ops.first, way, &rows);
+    }
     unit_unpermute(u, a.ops.first, way);
 }
 

@@ -308,5 +308,6 @@ DeviceNeeds model_device_needs(const Model *m) {
                          .qkv = model_dim(c, DIM_QKV),
                          .attention = model_heads(m, 0),
                          .keys = model_all_tokens(m),
-                         .splits = model_is_sliced(m) ? model_local_splits(m) : 0};
+                         .splits = model_is_sliced(m) ? model_local_splits(m) : 0,
+                         .sources = m->dispatch_rows > 0 ? (int)model_expert_ranks(c) : 0};
 }

@@ -428,7 +428,19 @@ void unit_permute(const UnitPass *u, int op, DispatchPass way) {
 void unit_experts(const UnitPass *u, int op, DispatchPass way, const RemoteRows *v) {
     Run r = start(u);
     LayerPass w = dispatch_pass(&r, op, way);
-    dispatch_at(&r, op)->way[way].experts(&w, v);
+    if (v->count > 0) dispatch_at(&r, op)->way[way].experts(&w, v);
+}
+
+void unit_expert_weights(const UnitPass *u, int op, const RemoteRows *v) {
+    Run r = start(u);
+    LayerPass w = dispatch_pass(&r, op, DISPATCH_BACKWARD);
+    dispatch_at(&r, op)->way[DISPATCH_BACKWARD].weights(&w, v);
+}
+
+void unit_expert_results(const UnitPass *u, int op, DispatchPass way, const RemoteRows *v) {
+    Run r = start(u);
+    LayerPass w = dispatch_pass(&r, op, way);
+    if (v->count > 0) dispatch_at(&r, op)->way[way].results(&w, v);
 }
 
 void unit_unpermute(const UnitPass *u, int op, DispatchPass way) {

@@ -365,7 +365,7 @@ typedef struct DispatchRows {
 typedef struct DispatchTensors {
     const int32_t *runs; /* [exact chunks, E + 1] */
     int32_t *all_runs;   /* [ranks, exact chunks, E + 1] */
-    int32_t *local_runs; /* [exact chunks, ranks, local experts + 1] */
+    int32_t *local_runs; /* [exact chunks, ranks, local experts + 1], see ExpertDispatch */
     DispatchRows out[DISPATCH_TENSORS], back[DISPATCH_TENSORS];
     int out_count, back_count;
 } DispatchTensors;
@@ -373,7 +373,10 @@ DispatchTensors unit_dispatch(const UnitPass *u, int op, DispatchPass way);
 /* Bytes that one (token, expert) assignment sends and receives, together. */
 size_t unit_dispatch_bytes(const Model *m, int unit, int op, DispatchPass way);
 void unit_permute(const UnitPass *u, int op, DispatchPass way);
+/* The steps of ExpertPass. */
 void unit_experts(const UnitPass *u, int op, DispatchPass way, const RemoteRows *v);
+void unit_expert_weights(const UnitPass *u, int op, const RemoteRows *v);
+void unit_expert_results(const UnitPass *u, int op, DispatchPass way, const RemoteRows *v);
 void unit_unpermute(const UnitPass *u, int op, DispatchPass way);
 
 /* ---- costs ---- */

@@ -165,6 +165,11 @@ bool program_adds_sources(const Program *p, Flat flat) {
     return flat_of_experts(flat) && p->partition->experts > 1 && program_has_slots(p);
 }
 
+bool program_joins_sources(const Program *p, int unit) {
+    return program_adds_sources(p, FLAT_EXPERTS) && !p->exact &&
+           partition_flat_elements(p->partition, unit, FLAT_EXPERT_VECTORS) == 0;
+}
+
 int program_gradients(const Program *p, Flat flat) {
     if (program_adds_sources(p, flat)) return 1;
     return partition_exact_chunks(p->partition) * (flat_of_experts(flat) ? p->partition->experts : 1);

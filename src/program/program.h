@@ -178,6 +178,9 @@ bool program_has_slots(const Program *p);
  * before, as soon as it is made. Not where it accumulates over a step: there the sum over microbatches comes
  * before the sum over ranks. */
 bool program_adds_sources(const Program *p, Flat flat);
+/* Whether one product makes a unit's gradient for the tokens of several ranks of ep, which it adds up. Not in
+ * fixed point, which rounds each by itself, and not of biases, whose op sums the rows of one rank. */
+bool program_joins_sources(const Program *p, int unit);
 /* Gradients of a flat that a pass leaves side by side: one for each exact chunk; of experts with ep, one that
  * is added up, or else one for each rank of ep. */
 int program_gradients(const Program *p, Flat flat);

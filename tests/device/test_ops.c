@@ -161,7 +161,7 @@ static void test_gemm(void **state) {
     for (int native = 0; native < ways; native++)
         assert_int_equal(gemm_open(&g[native], optimised_of(&d)->kernels, native != 0, 2, &err), OK);
     free(d.scratch);
-    d.scratch_size = gemm_scratch_bytes(4, DTYPE_BF16, 1);
+    d.scratch_size = gemm_scratch_bytes(4, DTYPE_BF16, 1, 0);
     d.scratch = malloc(d.scratch_size + 1);
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int bits = 0; bits < 8; bits++) {
@@ -212,7 +212,7 @@ static void test_gemm_threads(void **state) {
         for (int t = 0; t < 4; t++)
             assert_int_equal(gemm_open(&g[t], optimised_of(&d)->kernels, native != 0, t + 1, &err), OK);
         free(d.scratch);
-        d.scratch_size = gemm_scratch_bytes(4, DTYPE_BF16, SPLITS);
+        d.scratch_size = gemm_scratch_bytes(4, DTYPE_BF16, SPLITS, 0);
         d.scratch = malloc(d.scratch_size + 1);
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
             for (int splits = 0; splits <= SPLITS; splits += splits ? SPLITS - 1 : 1) {
@@ -1575,8 +1575,8 @@ static void check_grouped_gemm_shape(Device *d, int64_t n, int64_t k, int bits, 
     assert_sums("grouped_gemm", d, got, want, e.rows * n, c, (double)k, 1);
     float *dw = random_tensor(e.experts * e.step, DTYPE_F32, -1, 1),
           *want_dw = copy_of(dw, e.experts * e.step, DTYPE_F32);
-    RUN(d, grouped_gemm_wgrad, e, n, k, y, a, c, dw, add, false);
-    RUN(&reference, grouped_gemm_wgrad, e, n, k, y, a, c, want_dw, add, false);
+    RUN(d, grouped_gemm_wgrad, e, n, k, y, a, c, dw, add);
+    RUN(&reference, grouped_gemm_wgrad, e, n, k, y, a, c, want_dw, add);
     assert_sums("grouped_gemm_wgrad", d, dw, want_dw, e.experts * e.step, DTYPE_F32, 300, 1);
     for (int64_t i = 0; i < n * k && !add; i++) assert_true(dw[i] == 0); /* the expert has no rows */
     drop_all();
@@ -2723,8 +2723,8 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
     for (int64_t i = 0; i < t * 9; i++) r->routes.scores[i] = (float)(i * i % 31);
     RUN(d, fill, 9 * width * 24, 0, r->dexperts);
     RUN(d, route, route, r->routes, NULL);
-    RUN(d, grouped_gemm_wgrad, (ExpertRows){t, 9, r->routes.first, width * 24}, width, 24, qkv, qkv, c,
-        r->dexperts, false, false);
+    RUN(d, grouped_gemm_wgrad, (ExpertRows){t, 9, r->routes.first, width * 24, 1}, width, 24, qkv, qkv, c,
+        r->dexperts, false);
     RUN(d, fill, 4 * width, 0, r->dtaps);
     RUN(d, conv_backward, (ConvShape){t, width, width, 4}, qkv, r->dexperts, first, qkv, r->dqkv, r->dtaps,
         c);
@@ -2913,7 +2913,7 @@ static void launch_large(Device *d, Dtype c) {
     AttentionRun whole = attention_whole(s);
     RouteShape routed = {.tokens = TOKENS, .sequence = SPLIT_SIZE, .experts = EXPERTS, .chosen = 2};
     Routes routes = {f, ids, f, ids, ids, ids};
-    ExpertRows rows = {TOKENS, EXPERTS, ids, 1 << 20};
+    ExpertRows rows = {TOKENS, EXPERTS, ids, 1 << 20, 1};
     VocabSplit vocab = {.split_size = SPLIT_SIZE};
     ScanShape scan = {TOKENS, SPLIT_SIZE, 2 * SPLIT_SIZE, SPLIT_SIZE, SPLIT_SIZE, SCAN_HAWK};
     MambaShape mamba = {TOKENS, SPLIT_SIZE / 64, 1, 64, 128, 2 * SPLIT_SIZE, SPLIT_SIZE};
@@ -2934,7 +2934,7 @@ static void launch_large(Device *d, Dtype c) {
     OP(d, route_count, routed, ids, p);
     OP(d, route_backward, routed, routes, p, f, f, f, p, c);
     OP(d, grouped_gemm, rows, true, SPLIT_SIZE, SPLIT_SIZE, p, p, c, p, c, NO_SPLIT);
-    OP(d, grouped_gemm_wgrad, rows, 1 << 14, SPLIT_SIZE, p, p, c, f, true, false);
+    OP(d, grouped_gemm_wgrad, rows, 1 << 14, SPLIT_SIZE, p, p, c, f, true);
     OP(d, combine_backward, routed, routes, SPLIT_SIZE, 1, p, p, f, c);
     OP(d, permute_dweights, routed, routes, SPLIT_SIZE, 2, 1, p, p, f, c);
     OP(d, experts_bias_forward, rows, SPLIT_SIZE, p, f, c);

@@ -341,7 +341,7 @@ static float *expert_gradients(Device *d, const ExpertOperands *o, const void *d
     void *left = box_of(dy, o->n, 0, m0, EXPERT_ROWS, m, o->type),
          *right = box_of(o->a, o->k, 0, n0, EXPERT_ROWS, n, o->type);
     float *c = tensor(EXPERTS * m * n, DTYPE_F32);
-    RUN(d, grouped_gemm_wgrad, rows_of_experts(m * n), m, n, left, right, o->type, c, false, true);
+    RUN(d, grouped_gemm_wgrad, rows_of_experts(m * n), m, n, left, right, o->type, c, false);
     return c;
 }
 
@@ -386,6 +386,90 @@ static void check_expert_products(Device *d, Dtype c) {
     }
 }
 static void test_expert_products(void **state) { (void)state, check_all(check_expert_products); }
+
+/* Rows of experts from several sources: none, so few that a library would multiply them, more than are packed
+ * at a time. */
+enum { SOURCES = 5, SOURCES_ROWS = 237 };
+static ExpertRows rows_of_sources(int64_t step) {
+    static const int32_t counts[SOURCES * EXPERTS] = {0, 3, 1, 0, 2, 4,   0,  0, 0, 0,
+                                                      0, 0, 9, 5, 0, 150, 17, 8, 0, 38};
+    int32_t *first = tensor(SOURCES * EXPERTS + 1, DTYPE_F32);
+    first[0] = 0;
+    for (int run = 0; run < SOURCES * EXPERTS; run++) first[run + 1] = first[run] + counts[run];
+    assert_int_equal(first[SOURCES * EXPERTS], SOURCES_ROWS);
+    return (ExpertRows){
+        .rows = SOURCES_ROWS, .experts = EXPERTS, .first = first, .step = step, .sources = SOURCES};
+}
+
+/* Sources `from` .. `from` + count - 1 of them. */
+static ExpertRows part_of_sources(ExpertRows e, int from, int count) {
+    e.first += from * EXPERTS, e.sources = count;
+    e.rows = e.first[count * EXPERTS] - e.first[0];
+    return e;
+}
+
+static void check_rows_of_sources(Device *d, const ExpertOperands *o, ExpertRows e, Dtype c_type) {
+    KSplit inner = {.runs = 1, .run = {{.length = o->k - 3, .split_size = o->k - 3, .skip = 3}}};
+    void *whole = tensor(SOURCES_ROWS * o->n, c_type), *part = tensor(SOURCES_ROWS * o->n, c_type);
+    float *bias = random_tensor(EXPERTS * o->n, DTYPE_F32, -1, 1);
+    RUN(d, grouped_gemm, e, o->across, o->n, o->k, o->a, o->b, o->type, whole, c_type, inner);
+    RUN(d, experts_bias_forward, e, o->n, whole, bias, c_type);
+    for (int s = 0; s < SOURCES; s++) {
+        ExpertRows own = part_of_sources(e, s, 1);
+        int64_t first = own.first[0];
+        RUN(d, grouped_gemm, own, o->across, o->n, o->k, o->a, o->b, o->type, part, c_type, inner);
+        RUN(d, experts_bias_forward, own, o->n, part, bias, c_type);
+        assert_box(d, "rows of one source", whole, o->n, first, 0, tensor_at(part, first * o->n, c_type),
+                   own.rows, o->n, c_type);
+    }
+    assert_false(same_box(whole, o->n, 0, 0, tensor_at(part, o->n, c_type), 6, o->n, c_type));
+}
+
+static void check_gradients_of_sources(Device *d, const ExpertOperands *o, ExpertRows e) {
+    int64_t size = o->n * o->k;
+    void *dy = random_tensor(SOURCES_ROWS * o->n, o->type, -1, 1);
+    float *before = random_tensor(EXPERTS * size, DTYPE_F32, -1, 1), *sum = tensor(EXPERTS * size, DTYPE_F32);
+    const float *parts[SOURCES], *both[2] = {before, sum};
+    for (int s = 0; s < SOURCES; s++) {
+        float *part = random_tensor(EXPERTS * size, DTYPE_F32, -1, 1); /* overwritten */
+        RUN(d, grouped_gemm_wgrad, part_of_sources(e, s, 1), o->n, o->k, dy, o->a, o->type, part, false);
+        parts[s] = part;
+    }
+    for (int count = SOURCES; count > 1; count--) {
+        float *whole = random_tensor(EXPERTS * size, DTYPE_F32, -1, 1),
+              *added = copy_of(before, EXPERTS * size, DTYPE_F32);
+        ExpertRows some = part_of_sources(e, 0, count);
+        RUN(d, grouped_gemm_wgrad, some, o->n, o->k, dy, o->a, o->type, whole, false);
+        RUN(d, grouped_gemm_wgrad, some, o->n, o->k, dy, o->a, o->type, added, true);
+        RUN(d, sum_partials, EXPERTS * size, count, parts, sum);
+        assert_box(d, "gradient from sources", whole, size, 0, 0, sum, EXPERTS, size, DTYPE_F32);
+        RUN(d, sum_partials, EXPERTS * size, 2, both, sum);
+        assert_box(d, "gradient added", added, size, 0, 0, sum, EXPERTS, size, DTYPE_F32);
+        assert_false(same_box(whole, size, 0, 0, parts[0], EXPERTS, size, DTYPE_F32));
+    }
+}
+
+static void check_sources_of_experts(Device *d, Dtype c) {
+    static const int64_t shapes[][2] = {{50, 320}, {33, 1003}};
+    DeviceNeeds needs = small_needs(c, 1, 2);
+    needs.sources = SOURCES;
+    set_scratch(d, &needs);
+    for (int way = 0; way < 4; way++) {
+        int64_t n = shapes[way / 2][0], k = shapes[way / 2][1];
+        ExpertOperands o = {way % 2,
+                            n,
+                            k,
+                            random_tensor(SOURCES_ROWS * k, c, -1, 1),
+                            random_tensor(EXPERTS * n * k, c, -1, 1),
+                            c};
+        ExpertRows e = rows_of_sources(n * k);
+        check_rows_of_sources(d, &o, e, DTYPE_F32);
+        check_rows_of_sources(d, &o, e, c);
+        check_gradients_of_sources(d, &o, e);
+        drop_all();
+    }
+}
+static void test_sources_of_experts(void **state) { (void)state, check_all(check_sources_of_experts); }
 
 /* For splits first .. first+count-1 of an expert's width: returns the gradient of each assignment's weight,
  * and in *left act times the weight. */
@@ -1241,6 +1325,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_products),
         cmocka_unit_test(test_splits),
         cmocka_unit_test(test_expert_products),
+        cmocka_unit_test(test_sources_of_experts),
         cmocka_unit_test(test_weights_of_experts),
         cmocka_unit_test(test_biases_of_experts),
         cmocka_unit_test(test_weights_of_inputs),

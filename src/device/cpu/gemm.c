@@ -5,7 +5,7 @@
  *
  *     packed     our own kernels (product.h). An element's bits do not depend on the tile it is in. So the
  *                product of a rank's slice is the slice of the product, and tiles may be cut to suit the
- *                threads.
+ *                threads. Products of experts are always packed.
  *     native     bf16 products without splits, by oneDNN's matmul primitives, if gemm_open was told to use
  *                them. There is one primitive for each tile shape, created on the first use of the shape.
  *                Scratchpads and memory objects are per thread, since a primitive may run on several threads
@@ -42,6 +42,12 @@ typedef struct Product {
     int64_t lda, ldb, ldc;
     Dtype ab_type, c_type;
     KSplit splits;
+    /* Products of an expert with rows of several sources; NULL: of any others. A product of rows takes the
+     * rows of A and C from there: with row_numbers, [m] of a tile. A gradient is a tree of sums over the rows
+     * of each source. */
+    const ExpertRows *rows;
+    int expert;
+    const int32_t *row_numbers;
 } Product;
 
 typedef struct Primitive {
@@ -77,9 +83,14 @@ static int64_t piece_length(int64_t n, int64_t size, int64_t step) {
     return (each + step - 1) / step * step;
 }
 
-/* The product that computes C from element (i, j) on, over terms from k on. */
+/* Whether rows of A and C lie apart. */
+static bool is_spread(const Product *p) { return p->rows && !p->trans_a; }
+
+/* The product that computes C from element (i, j) on, over terms from k on. Rows that lie apart are found by
+ * their numbers. */
 static Product moved(const Product *p, int64_t i, int64_t j, int64_t k) {
     Product t = *p;
+    if (is_spread(p)) i = 0;
     t.a = tensor_at(p->a, p->trans_a ? k * p->lda + i : i * p->lda + k, p->ab_type);
     t.b = tensor_at(p->b, p->trans_b ? j * p->ldb + k : k * p->ldb + j, p->ab_type);
     t.c = tensor_to(p->c, i * p->ldc + j, p->c_type);
@@ -98,8 +109,21 @@ static Product tile_of(const Product *p, const Grid *g, int64_t number) {
 /* ---- splits ---- */
 
 /* All runs have the same number of splits, so the first run determines it. */
-static int64_t split_count(const KSplit *l) {
+static int64_t splits_in(const KSplit *l) {
     return l->runs ? pieces_of(l->run[0].length, l->run[0].split_size) : 1;
+}
+
+/* Partial sums of a product: of its splits, or of the sources of a gradient's rows. */
+static int64_t split_count(const Product *p) {
+    return p->rows && p->trans_a ? expert_sources(p->rows) : splits_in(&p->splits);
+}
+
+/* The rows of an expert from one source: their number, and where they begin. */
+static int64_t rows_of_source(const ExpertRows *e, int expert, int64_t source, int64_t *first) {
+    const int32_t *run = e->first + source * e->experts + expert;
+    CHECK(e->first[0] <= run[0] && run[0] <= run[1] && run[1] - e->first[0] <= e->rows);
+    *first = run[0];
+    return run[1] - run[0];
 }
 
 /* A tile in progress. The partials of its splits are computed in ascending order and added like the digits of
@@ -129,8 +153,8 @@ static void run_piece(const SplitWork *w, const Product *p, const Target *t, boo
     w->kernels->product_run(&(ProductRun){.m = p->m,
                                           .n = p->n,
                                           .k = p->k,
-                                          .a = {p->a, p->lda, !p->trans_a},
-                                          .b = {p->b, p->ldb, p->trans_b},
+                                          .a = {p->a, p->lda, !p->trans_a, p->row_numbers},
+                                          .b = {p->b, p->ldb, p->trans_b, NULL},
                                           .type = p->ab_type,
                                           .c = t->to,
                                           .c_row = t->row,
@@ -141,6 +165,24 @@ static void run_piece(const SplitWork *w, const Product *p, const Target *t, boo
                                           .rounded = last && t->whole ? w->tile.c : NULL,
                                           .rounded_row = w->tile.ldc},
                             w->scratch);
+}
+
+/* Sums the rows of one source; of none zeros, to which the waiting sums are added all the same. */
+static void source_sum(const SplitWork *w, int64_t source, const Target *t) {
+    const Product *tile = &w->tile;
+    int64_t first, count = rows_of_source(tile->rows, tile->expert, source, &first);
+    Product piece = moved(tile, 0, 0, first);
+    piece.k = count, piece.accumulate = false;
+    if (count > 0) {
+        run_piece(w, &piece, t, true);
+        return;
+    }
+    for (int64_t i = 0; i < tile->m; i++) {
+        float *to = t->to + i * t->row;
+        memset(to, 0, (size_t)tile->n * sizeof *to);
+        for (int s = 0; s < t->waiting; s++)
+            w->kernels->add(tile->n, t->wait[s] + i * tile->n, to, to, DTYPE_F32);
+    }
 }
 
 /* Sums segment `split` of every run, chained in the order of the runs. */
@@ -175,7 +217,10 @@ static void tree_of_partials(const SplitWork *w, int64_t splits, float *to, int6
         for (; last ? i >> level != 0 : i >> level & 1; level++)
             if (i >> level & 1) t.wait[t.waiting++] = w->level[level];
         t.to = last ? to : w->level[level];
-        split_sum(w, i, false, &t);
+        if (w->tile.rows)
+            source_sum(w, i, &t);
+        else
+            split_sum(w, i, false, &t);
     }
 }
 
@@ -191,18 +236,21 @@ static int levels_of(int64_t splits) {
     return levels;
 }
 
-/* fp32 tiles that a thread needs in addition to C: one for the sums if C is bf16; one for the tree if C is
- * added to it; and one for each level of the tree. */
+/* Whether sums are taken in C itself. */
+static bool sums_in_place(const Product *p) { return p->c_type == DTYPE_F32 && !is_spread(p); }
+
+/* fp32 tiles that a thread needs in addition to C: one for the sums if they are not taken in C; one for the
+ * tree if C is added to it; and one for each level of the tree. */
 static int spare_tiles(const Product *p) {
-    int64_t splits = split_count(&p->splits);
-    return (p->c_type != DTYPE_F32) + (p->accumulate && splits > 1) + levels_of(splits);
+    int64_t splits = split_count(p);
+    return !sums_in_place(p) + (p->accumulate && splits > 1) + levels_of(splits);
 }
 
 /* Converts between C and the fp32 sums of a tile. Only complete sums are rounded, once. */
 static void cast_rows(const SplitWork *w, void *c, float *sum, bool load) {
     const Product *t = &w->tile;
     for (int64_t i = 0; i < t->m; i++) {
-        void *row = tensor_to(c, i * t->ldc, t->c_type);
+        void *row = tensor_to(c, (t->row_numbers ? t->row_numbers[i] : i) * t->ldc, t->c_type);
         if (load)
             w->kernels->cast(t->n, row, t->c_type, sum + i * t->n, DTYPE_F32);
         else
@@ -214,8 +262,8 @@ static void cast_rows(const SplitWork *w, void *c, float *sum, bool load) {
  * `spare` has space for spare_tiles tiles, and ends at `end`. */
 static void sum_tile(SplitWork *w, float *spare, const float *end) {
     const Product *t = &w->tile;
-    int64_t splits = split_count(&t->splits), tile = t->m * t->n;
-    bool direct = t->c_type == DTYPE_F32;
+    int64_t splits = split_count(t), tile = t->m * t->n;
+    bool direct = sums_in_place(t);
     float *to = direct ? t->c : spare;
     int64_t row = direct ? t->ldc : t->n;
     if (!direct && t->accumulate) cast_rows(w, t->c, to, true);
@@ -223,7 +271,8 @@ static void sum_tile(SplitWork *w, float *spare, const float *end) {
     for (int l = 0; l < levels_of(splits); l++, spare += tile) w->level[l] = spare;
     CHECK(end - spare >= (t->accumulate && splits > 1 ? tile : 0));
     if (splits == 1) {
-        split_sum(w, 0, t->accumulate, &(Target){.to = to, .row = row, .whole = !direct});
+        split_sum(w, 0, t->accumulate, &(Target){.to = to, .row = row, .whole = !direct && !is_spread(t)});
+        if (is_spread(t)) cast_rows(w, t->c, to, false);
     } else if (t->accumulate) {
         tree_of_partials(w, splits, spare, t->n, false);
         add_rows(w, to, row, spare);
@@ -283,6 +332,17 @@ static int threads_for(const Device *d, const Product *p, const Grid *grid) {
 /* Scratch of one thread: packed panels, then tiles. */
 static size_t thread_floats(int tiles) { return PRODUCT_SCRATCH + (size_t)tiles * TILE_FLOATS; }
 
+/* Numbers of rows i .. i+m-1 of an expert's, over all sources. */
+static void number_rows(const Product *p, int64_t i, int64_t m, int32_t *numbers) {
+    int64_t before = 0, first;
+    for (int s = 0; s < expert_sources(p->rows); s++) {
+        int64_t count = rows_of_source(p->rows, p->expert, s, &first);
+        for (int64_t r = max_i64(0, i - before); r < min_i64(count, i + m - before); r++)
+            numbers[before + r - i] = (int32_t)(first + r);
+        before += count;
+    }
+}
+
 /* Computes each tile with its splits. A thread's scratch starts at its number times `each`; it holds packed
  * panels, then the tiles of spare_tiles. If there are none, sums go straight to C. */
 static void packed(Gemm *g, Device *d, const Product *p) {
@@ -294,6 +354,11 @@ static void packed(Gemm *g, Device *d, const Product *p) {
 #pragma omp parallel for num_threads(threads_for(d, p, &grid)) schedule(dynamic, 1)
     for (int64_t t = 0; t < count; t++) {
         SplitWork w = {.kernels = g->kernels, .tile = tile_of(p, &grid, t)};
+        int32_t numbers[TALL];
+        if (is_spread(p)) {
+            number_rows(p, t % grid.down * grid.rows, w.tile.m, numbers);
+            w.tile.row_numbers = numbers;
+        }
         w.scratch = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
         sum_tile(&w, w.scratch + PRODUCT_SCRATCH, w.scratch + each);
     }
@@ -510,7 +575,7 @@ static void run(Gemm *g, Device *d, const Product *p) {
 }
 
 void gemm_run(Gemm *g, Device *d, const GemmArgs *o) {
-    CHECK(o->m > 0 && o->n > 0 && o->k > 0 && split_count(&o->splits) <= SPLITS_MAX);
+    CHECK(o->m > 0 && o->n > 0 && o->k > 0 && splits_in(&o->splits) <= SPLITS_MAX);
     if (d->profiling)
         d->profile[OP_GEMM].flops +=
             2.0 * (double)o->m * (double)o->n * (double)(o->splits.runs ? split_length(o->splits) : o->k);
@@ -534,20 +599,15 @@ void gemm_run(Gemm *g, Device *d, const GemmArgs *o) {
 
 /* ---- products of experts ---- */
 
-/* Number of rows, of those left, for one call. An expert has a different number of rows in each step, and
- * each shape needs a primitive: powers of two keep the number of primitives small. */
-static int64_t rows_at_once(const Gemm *g, Dtype type, int64_t left) {
-    int64_t rows = 256;
-    if (type == DTYPE_F32 || !g->native) return left;
-    while (rows > left) rows /= 2;
-    return rows;
-}
+/* These are always packed. A library's order of sums depends on the number of rows, which is that of one
+ * source where ranks share the tokens of a microbatch, and that of all where one rank has them. */
 
-/* The first row of an expert, and the end of its rows; returns false if it has none. */
-static bool expert_rows(const ExpertRows *e, int i, int64_t *first, int64_t *end) {
-    *first = e->first[i], *end = e->first[i + 1];
-    CHECK(0 <= *first && *first <= *end && *end <= e->rows);
-    return *first < *end;
+/* The rows of an expert from all sources. `p` finds them by number if there are several sources. */
+static int64_t rows_of_expert(const ExpertRows *e, int expert, Product *p, int64_t *first) {
+    int64_t count = rows_of_source(e, expert, 0, first), other;
+    p->rows = expert_sources(e) > 1 ? e : NULL, p->expert = expert;
+    for (int s = 1; s < expert_sources(e); s++) count += rows_of_source(e, expert, s, &other);
+    return count;
 }
 
 static void count_flops(Device *d, OpId op, int64_t rows, int64_t n, int64_t k) {
@@ -563,35 +623,33 @@ void gemm_run_grouped(Gemm *g, Device *d, const GroupedGemmArgs *o) {
                  .ldb = o->trans_b ? o->k : o->n,
                  .ldc = o->n};
     p.ab_type = o->ab_type, p.c_type = o->c_type, p.splits = o->splits;
-    CHECK(split_count(&o->splits) == 1);
+    CHECK(splits_in(&o->splits) == 1 && expert_sources(&o->e) <= SPLITS_MAX);
     count_flops(d, OP_GROUPED_GEMM, o->e.rows, o->n, o->splits.runs ? split_length(o->splits) : o->k);
     for (int i = 0; i < o->e.experts; i++) {
-        int64_t at, end;
+        int64_t first;
+        p.m = rows_of_expert(&o->e, i, &p, &first);
+        if (p.rows) first = 0;
+        p.a = tensor_at(o->a, first * o->k, o->ab_type), p.c = tensor_to(o->c, first * o->n, o->c_type);
         p.b = tensor_at(o->b, i * o->e.step, o->ab_type);
-        for (expert_rows(&o->e, i, &at, &end); at < end; at += p.m) {
-            p.m = rows_at_once(g, o->ab_type, end - at);
-            p.a = tensor_at(o->a, at * o->k, o->ab_type), p.c = tensor_to(o->c, at * o->n, o->c_type);
-            run(g, d, &p);
-        }
+        if (p.m > 0) packed(g, d, &p);
     }
 }
 
-/* Pieces of an expert's rows are accumulated in fp32, in ascending order. */
 void gemm_run_grouped_wgrad(Gemm *g, Device *d, const GroupedGemmWgradArgs *o) {
     Product p = {.trans_a = true, .m = o->m, .n = o->n, .lda = o->m, .ldb = o->n, .ldc = o->n};
-    p.ab_type = o->ab_type, p.c_type = DTYPE_F32;
+    p.ab_type = o->ab_type, p.c_type = DTYPE_F32, p.accumulate = o->accumulate;
+    CHECK(expert_sources(&o->e) <= SPLITS_MAX);
     count_flops(d, OP_GROUPED_GEMM_WGRAD, o->e.rows, o->m, o->n);
     for (int i = 0; i < o->e.experts; i++) {
-        int64_t at, end;
-        p.c = o->c + i * o->e.step, p.accumulate = o->accumulate;
-        if (!expert_rows(&o->e, i, &at, &end) && !o->accumulate)
+        int64_t first;
+        p.k = rows_of_expert(&o->e, i, &p, &first);
+        if (p.rows) first = 0;
+        p.a = tensor_at(o->a, first * o->m, o->ab_type), p.b = tensor_at(o->b, first * o->n, o->ab_type);
+        p.c = o->c + i * o->e.step;
+        if (p.k > 0)
+            packed(g, d, &p);
+        else if (!o->accumulate)
             memset(p.c, 0, (size_t)(o->m * o->n) * sizeof *o->c);
-        for (; at < end; at += p.k, p.accumulate = true) {
-            p.k = rows_at_once(g, o->ab_type, end - at);
-            if (o->sliced) p.splits = (KSplit){.runs = 1, .run = {{.length = p.k, .split_size = p.k}}};
-            p.a = tensor_at(o->a, at * o->m, o->ab_type), p.b = tensor_at(o->b, at * o->n, o->ab_type);
-            run(g, d, &p);
-        }
     }
 }
 
@@ -599,9 +657,9 @@ void gemm_run_grouped_wgrad(Gemm *g, Device *d, const GroupedGemmWgradArgs *o) {
 
 /* The most scratch that any of the ways above needs, for a plan. The tiles needed in addition to C grow with
  * the levels of the tree. */
-size_t gemm_scratch_bytes(int threads, Dtype compute, int splits) {
-    int sums = compute != DTYPE_F32;
-    return (size_t)threads * thread_floats(sums + (splits > 1) + levels_of(splits)) * sizeof(float);
+size_t gemm_scratch_bytes(int threads, Dtype compute, int splits, int sources) {
+    int sums = compute != DTYPE_F32 || sources > 1, most = splits > sources ? splits : sources;
+    return (size_t)threads * thread_floats(sums + (most > 1) + levels_of(most)) * sizeof(float);
 }
 
 /* The best of many short measurements, since other programs may use the cores. */

@@ -13,7 +13,8 @@ typedef struct Gemm Gemm;
 bool gemm_native_possible(void);
 
 /* native: bf16 products without splits use oneDNN's bf16 matmul; fails with ERR_UNAVAILABLE if that is not
- * possible. All other products use the kernels, except that dnnl_sgemm makes fp32 products of a few rows. */
+ * possible. All other products use the kernels, except that dnnl_sgemm makes fp32 products of a few rows; and
+ * products of experts always do. */
 ErrorCode gemm_open(Gemm **g, const Kernels *kernels, bool native, int threads, Error *err);
 void gemm_close(Gemm *g); /* NULL is fine */
 
@@ -25,7 +26,7 @@ void gemm_run_grouped_wgrad(Gemm *g, Device *d, const GroupedGemmWgradArgs *o);
 /* Upper bound of any product, in FLOP/s: multiply-adds of this many cores in registers, without memory
  * operands. bf16: by dot products of bf16, or AMX; 0 if there are none. */
 double gemm_register_limit(const Kernels *kernels, int threads, Dtype type, double seconds);
-/* splits: the most of a product; 0: no product has any. */
-size_t gemm_scratch_bytes(int threads, Dtype compute, int splits);
+/* splits, sources: the most of a product; 0: no product has any. */
+size_t gemm_scratch_bytes(int threads, Dtype compute, int splits, int sources);
 
 #endif

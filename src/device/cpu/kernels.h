@@ -29,7 +29,9 @@ typedef struct ProductOperand {
     const void *data;
     int64_t row;
     bool along;
+    const int32_t *lines; /* of A, along: line i is number lines[i]; NULL: number i */
 } ProductOperand;
+static inline int64_t product_line(const ProductOperand *o, int64_t i) { return o->lines ? o->lines[i] : i; }
 
 /* C [m, n] = (add ? C : 0) + A B over k elements: lines of A are rows of C, lines of B its columns (at most
  * PRODUCT_COLS). product.h defines the order of summation. */

@@ -632,7 +632,7 @@ size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     int64_t qkv = max_i64(needs->qkv, (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim);
     size_t widest = (size_t)max_i64(max_i64(needs->hidden, 2 * needs->intermediate), qkv);
     size_t largest = PARTS * widest * sizeof(float);
-    size_t product = gemm_scratch_bytes(d->threads, needs->compute, needs->splits),
+    size_t product = gemm_scratch_bytes(d->threads, needs->compute, needs->splits, needs->sources),
            attention = optimised_attention_scratch(d, s);
     if (product > largest) largest = product;
     return attention > largest ? attention : largest;

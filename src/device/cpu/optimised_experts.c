@@ -197,11 +197,12 @@ static void permute_dweights(Device *d, const PermuteDweightsArgs *o) {
 
 static void experts_bias_forward(Device *d, const ExpertsBiasForwardArgs *o) {
     int64_t step = rows_for(o->n);
-    for (int i = 0; i < o->e.experts; i++) {
+    for (int i = 0; i < o->e.experts * expert_sources(&o->e); i++) {
+        const float *bias = o->bias + i % o->e.experts * o->n;
         int64_t begin = o->e.first[i], end = o->e.first[i + 1];
         EACH_PIECE(d, row, end - begin, step)
         kernels_of(d)->bias_forward(min_i64(step, end - begin - row), o->n,
-                                    tensor_to(o->y, (begin + row) * o->n, o->c), o->bias + i * o->n, o->c);
+                                    tensor_to(o->y, (begin + row) * o->n, o->c), bias, o->c);
     }
 }
 

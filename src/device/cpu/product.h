@@ -209,18 +209,24 @@ static void terms_of_row(const uint16_t *from, int64_t depth, float *to) {
     EACH_VECTOR(p, left, depth) put(to, p, left, DTYPE_F32, get(from, p, left, DTYPE_BF16));
 }
 
-/* Contiguous rows that are terms already are read in place; all others are packed into `to`. */
+/* Rows that lie together and are terms already are read in place; all others are packed into `to`. */
 static Rows rows_of_a(const ProductRun *r, int64_t line, int64_t width, int64_t first, int64_t depth,
                       float *to) {
     const MatrixView from = operand_view(&r->a, line, width, first, depth, r->type);
     const int64_t terms = terms_of(depth, r->type), row = from.row * (int64_t)dtype_bytes(r->type);
-    const char *at = from.at;
+    const bool in_place = terms * TERM_BYTES == depth * (int64_t)dtype_bytes(r->type);
     if (!r->a.along) {
         BY_DTYPE(r->type, pack_typed, from, false, to, STRIP_ROWS);
         return (Rows){(const char *)to, 0, terms};
     }
-    if (terms * TERM_BYTES == depth * (int64_t)dtype_bytes(r->type)) return (Rows){at, row, terms};
-    for (int64_t i = 0; i < width; i++) terms_of_row((const void *)(at + i * row), depth, to + i * terms);
+    if (in_place && !r->a.lines) return (Rows){from.at, row, terms};
+    for (int64_t i = 0; i < width; i++) {
+        const void *at = tensor_at(r->a.data, product_line(&r->a, line + i) * r->a.row + first, r->type);
+        if (in_place)
+            memcpy(to + i * terms, at, (size_t)(terms * TERM_BYTES));
+        else
+            terms_of_row(at, depth, to + i * terms);
+    }
     return (Rows){(const char *)to, terms * TERM_BYTES, terms};
 }
 

@@ -71,14 +71,18 @@ static void amx_panels_across(MatrixView from, float *to) {
         }
 }
 
-/* Packs tiles of A if it is not transposed. Groups are `step` words apart. */
-static void amx_tiles_along(const uint16_t *from, int64_t row, int64_t rows, int64_t depth, float *to,
-                            int64_t step) {
-    for (int64_t g = 0; g < amx_groups(depth); g++, from += AMX_GROUP, to += step)
+/* Packs tiles of A if it is not transposed: elements from `first` on of lines from `line` on. Groups are
+ * `step` words apart. */
+static void amx_tiles_along(const ProductOperand *a, int64_t line, int64_t rows, int64_t first, int64_t depth,
+                            float *to, int64_t step) {
+    const uint16_t *from[AMX_SIDE];
+    for (int64_t r = 0; r < AMX_SIDE; r++)
+        from[r] = (const uint16_t *)a->data + product_line(a, line + min_i64(r, rows - 1)) * a->row + first;
+    for (int64_t g = 0; g < amx_groups(depth); g++, to += step)
         for (int64_t r = 0; r < AMX_SIDE; r++)
             _mm512_storeu_si512(to + r * AMX_SIDE,
                                 _mm512_maskz_loadu_epi16(r < rows ? amx_mask(depth - g * AMX_GROUP) : 0,
-                                                         from + (r < rows ? r * row : 0)));
+                                                         from[r] + g * AMX_GROUP));
 }
 
 static void amx_pack_b(const ProductRun *r, int64_t line, int64_t width, int64_t first, int64_t depth,
@@ -93,15 +97,14 @@ static void amx_pack_b(const ProductRun *r, int64_t line, int64_t width, int64_t
 /* Packs a strip of A: two tiles side by side in each group, or one if there are no rows for the second. */
 static void amx_pack_a(const ProductRun *r, int64_t line, int64_t rows, int64_t first, int64_t depth,
                        float *to) {
-    const MatrixView from = operand_view(&r->a, line, rows, first, depth, DTYPE_BF16);
     const int64_t step = rows > AMX_SIDE ? 2 * AMX_WORDS : AMX_WORDS;
     if (!r->a.along) {
-        amx_tiles_across(from, to, step, AMX_WORDS);
+        amx_tiles_across(operand_view(&r->a, line, rows, first, depth, DTYPE_BF16), to, step, AMX_WORDS);
         return;
     }
     for (int64_t i = 0; i < rows; i += AMX_SIDE)
-        amx_tiles_along((const uint16_t *)from.at + i * from.row, from.row, min_i64(AMX_SIDE, rows - i),
-                        depth, to + i / AMX_SIDE * AMX_WORDS, step);
+        amx_tiles_along(&r->a, line + i, min_i64(AMX_SIDE, rows - i), first, depth,
+                        to + i / AMX_SIDE * AMX_WORDS, step);
 }
 
 /* ---- strips ---- */
@@ -220,7 +223,8 @@ static AmxAhead amx_next_of_a(const ProductRun *r, int64_t i, int64_t first, int
     int64_t each = (AMX_PANEL + panels - 1) / panels, line = panel * each;
     AmxAhead next = {.lines = min_i64(each, min_i64(AMX_PANEL, r->m - i) - line)};
     if (next.lines <= 0) return amx_nothing;
-    int64_t at = o->along ? (i + line) * o->row + first : (first + line) * o->row + i;
+    /* Rows by number mostly follow each other. */
+    int64_t at = o->along ? product_line(o, i + line) * o->row + first : (first + line) * o->row + i;
     next.at = tensor_at(o->data, at, DTYPE_BF16);
     next.row = o->row * 2;
     next.step = o->along ? AMX_GROUP * 2 : AMX_GROUP * o->row * 2;
@@ -346,9 +350,11 @@ static void amx_run_in_place(const ProductRun *r, float *x) {
     }
 }
 
-/* Whether lines are contiguous and whole groups, and A's pairs fit into the scratch. */
+/* Whether lines are contiguous and whole groups, those of A lie together, and A's pairs fit into the
+ * scratch. */
 static bool amx_reads_in_place(const ProductRun *r) {
-    return r->a.along && r->b.along && r->k % AMX_GROUP == 0 && r->k / 2 * AMX_SIDE <= AMX_B_WORDS;
+    return r->a.along && !r->a.lines && r->b.along && r->k % AMX_GROUP == 0 &&
+           r->k / 2 * AMX_SIDE <= AMX_B_WORDS;
 }
 
 static void amx_run_few(const ProductRun *r, float *scratch) {

@@ -1,4 +1,5 @@
 /* Reference ops of experts. As in reference.c, sums and exponentials are in double and rounded once. */
+#include "base/tree.h"
 #include "device/cpu/cpu.h"
 
 /* ---- routing ---- */
@@ -65,9 +66,10 @@ static void grouped_gemm(Device *d, const GroupedGemmArgs *o) {
     int64_t terms = o->splits.runs ? split_length(o->splits) : o->k;
     if (d->profiling)
         d->profile[OP_GROUPED_GEMM].flops += 2.0 * (double)o->e.rows * (double)o->n * (double)terms;
-    for (int i = 0; i < o->e.experts; i++)
-        for (int64_t r = o->e.first[i]; r < o->e.first[i + 1]; r++)
+    for (int run = 0; run < o->e.experts * expert_sources(&o->e); run++)
+        for (int64_t r = o->e.first[run]; r < o->e.first[run + 1]; r++)
             for (int64_t j = 0; j < o->n; j++) {
+                int i = run % o->e.experts;
                 double sum = 0;
                 for (int64_t p = 0; p < o->k; p++)
                     if (is_taken(&o->splits, p))
@@ -79,17 +81,31 @@ static void grouped_gemm(Device *d, const GroupedGemmArgs *o) {
             }
 }
 
+/* Element x of an expert's gradient, from the rows of run `run`, starting from `sum`. */
+static float gradient_of_run(const GroupedGemmWgradArgs *o, int run, int64_t x, double sum) {
+    for (int64_t r = o->e.first[run]; r < o->e.first[run + 1]; r++)
+        sum += (double)tensor_get(o->a, r * o->m + x / o->n, o->ab_type) *
+               (double)tensor_get(o->b, r * o->n + x % o->n, o->ab_type);
+    return (float)sum;
+}
+
+/* From sources first .. first+count-1, in the canonical tree. */
+static float gradient_of_sources(const GroupedGemmWgradArgs *o, int expert, int first, int count, int64_t x) {
+    if (count == 1) return gradient_of_run(o, first * o->e.experts + expert, x, 0);
+    int half = tree_half(count);
+    return gradient_of_sources(o, expert, first, half, x) +
+           gradient_of_sources(o, expert, first + half, count - half, x);
+}
+
 static void grouped_gemm_wgrad(Device *d, const GroupedGemmWgradArgs *o) {
-    (void)o->sliced;
+    int sources = expert_sources(&o->e);
     if (d->profiling)
         d->profile[OP_GROUPED_GEMM_WGRAD].flops += 2.0 * (double)o->e.rows * (double)o->m * (double)o->n;
     for (int i = 0; i < o->e.experts; i++)
         for (int64_t x = 0; x < o->m * o->n; x++) {
-            double sum = o->accumulate ? (double)o->c[i * o->e.step + x] : 0;
-            for (int64_t r = o->e.first[i]; r < o->e.first[i + 1]; r++)
-                sum += (double)tensor_get(o->a, r * o->m + x / o->n, o->ab_type) *
-                       (double)tensor_get(o->b, r * o->n + x % o->n, o->ab_type);
-            o->c[i * o->e.step + x] = (float)sum;
+            float *c = &o->c[i * o->e.step + x], start = o->accumulate ? *c : 0;
+            *c = sources == 1 ? gradient_of_run(o, i, x, (double)start)
+                              : start + gradient_of_sources(o, i, 0, sources, x);
         }
 }
 
@@ -161,9 +177,10 @@ static void permute_dweights(Device *d, const PermuteDweightsArgs *o) {
 
 static void experts_bias_forward(Device *d, const ExpertsBiasForwardArgs *o) {
     (void)d;
-    for (int i = 0; i < o->e.experts; i++)
+    for (int i = 0; i < o->e.experts * expert_sources(&o->e); i++)
         for (int64_t x = o->e.first[i] * o->n; x < o->e.first[i + 1] * o->n; x++)
-            tensor_set(o->y, x, o->c, tensor_get(o->y, x, o->c) + o->bias[i * o->n + x % o->n]);
+            tensor_set(o->y, x, o->c,
+                       tensor_get(o->y, x, o->c) + o->bias[i % o->e.experts * o->n + x % o->n]);
 }
 
 static double bias_gradient(const ExpertsBiasBackwardArgs *o, int e, int64_t i) {

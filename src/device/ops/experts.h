@@ -34,13 +34,17 @@ typedef struct Routes {
     int32_t *first;  /* [E + 1] rows of expert e: from first[e] to first[e + 1] */
 } Routes;
 
-/* Rows of the experts, and their weight matrices. */
+/* Rows of the experts, and their weight matrices. Rows come from one source or several (with ep: the ranks of
+ * the tokens), one source after the other, and those of each are sorted by expert. Run s E + e is of source s
+ * and expert e: rows first[s E + e] to first[s E + e + 1]. */
 typedef struct ExpertRows {
-    int64_t rows;         /* of all experts: first[experts] */
+    int64_t rows;         /* of all runs: first[sources E] - first[0] */
     int experts;          /* E */
-    const int32_t *first; /* [E + 1] tensor memory */
+    const int32_t *first; /* [sources E + 1] tensor memory */
     int64_t step;         /* elements between the matrices of two experts */
+    int sources;          /* at most SPLITS_MAX; 0: as 1 */
 } ExpertRows;
+static inline int expert_sources(const ExpertRows *e) { return e->sources > 1 ? e->sources : 1; }
 
 /* Turns the logits in r.scores into scores, in place; then selects each token's top k experts by logit
  * (with s.sigmoid and a bias or groups: by score plus bias; ties go to lower numbers), takes their scores
@@ -83,8 +87,9 @@ typedef struct RouteBackwardArgs {
 } RouteBackwardArgs;
 
 /* Multiplies each expert's rows by its matrix: C[r] = A[r] op(B_e), B_e [k, n], or with trans_b the
- * transpose of [n, k]. The result equals gemm of that expert's rows. `splits` has no split, or one, and
- * then only that range of k is multiplied; callers combine a token's experts split by split. */
+ * transpose of [n, k]. The result equals gemm of that expert's rows with one split, so the bits of a row
+ * depend neither on the other rows nor on the sources. `splits` has no split, or one, and then only that
+ * range of k is multiplied; callers combine a token's experts split by split. */
 typedef struct GroupedGemmArgs {
     ExpertRows e;
     bool trans_b;
@@ -98,7 +103,9 @@ typedef struct GroupedGemmArgs {
 } GroupedGemmArgs;
 
 /* C_e [m, n] = A_e^T B_e + (accumulate ? C_e : 0), with A_e and B_e the rows of expert e; 0 (or C_e) if
- * it has none. `sliced`: as a product with one split of all its rows. */
+ * it has none. Each source's rows are a sum of their own, as a product with one split; the sums of several
+ * sources are added in the canonical tree (base/tree.h), and C_e to the result. A source without rows adds
+ * zeros. */
 typedef struct GroupedGemmWgradArgs {
     ExpertRows e;
     int64_t m, n;
@@ -106,7 +113,7 @@ typedef struct GroupedGemmWgradArgs {
     const void *b; /* [rows, n] */
     Dtype ab_type;
     float *c; /* [E] matrices */
-    bool accumulate, sliced;
+    bool accumulate;
 } GroupedGemmWgradArgs;
 
 /* y[t] = (add ? y[t] : 0) + sum of the rows of the token's k assignments, in the order of their experts,
@@ -191,8 +198,7 @@ typedef struct ExpertsBiasBackwardArgs {
     X(ROUTE_COUNT, route_count, RouteCountArgs, s)                                                \
     X(ROUTE_BACKWARD, route_backward, RouteBackwardArgs, s, c)                                    \
     X(GROUPED_GEMM, grouped_gemm, GroupedGemmArgs, e, trans_b, n, k, ab_type, c_type, splits)     \
-    X(GROUPED_GEMM_WGRAD, grouped_gemm_wgrad, GroupedGemmWgradArgs, e, m, n, ab_type, accumulate, \
-      sliced)                                                                                     \
+    X(GROUPED_GEMM_WGRAD, grouped_gemm_wgrad, GroupedGemmWgradArgs, e, m, n, ab_type, accumulate) \
     X(COMBINE, combine, CombineArgs, s, hidden, weighed, add, c)                                  \
     X(COMBINE_BACKWARD, combine_backward, CombineBackwardArgs, s, inter, splits, c)               \
     X(PERMUTE, permute, PermuteArgs, s, hidden, c)                                                \

@@ -29,9 +29,10 @@
  * The routing is chosen once and saved under every policy, so that recomputation routes alike.
  * Rows of x are gathered again for wgrad, which is a copy, rather than saved.
  *
- * Expert parallelism: rows are dispatched to the ranks of their experts (layer.h: ExpertDispatch), and those
- * of each source rank are processed by themselves. The products, and so the bits, are those of one rank that
- * has all experts.
+ * Expert parallelism: rows are dispatched to the ranks of their experts (layer.h: ExpertDispatch). A product
+ * takes the rows of all source ranks, since a row's bits do not depend on the others; a gradient of weights
+ * is the sum of those that the tokens of each source rank make, in the canonical tree. So the bits are those
+ * of one rank that has all experts.
  *
  * TP: each rank has a slice of every expert's width, and all tokens. All ranks route alike, from the same
  * bits. The combined results of a token's experts, the gradient of x, and the gradients of routing weights
@@ -42,9 +43,9 @@
  * that of the same split of the routed experts: so one sum over ranks covers both.
  *
  * With exact chunks, whose gradients are rounded by themselves (unit.h: CpGroup), the rows of each exact
- * chunk are also sorted and processed by themselves: the bits of an expert's product depend on its number of
- * rows, which is then the exact chunk's on whichever rank. With CP, a sequence may begin on one rank and end
- * on another: its expert counts are summed over cp before the backward pass.
+ * chunk are also sorted and processed by themselves: the bits of a gradient depend on the rows in its sum,
+ * which are then the exact chunk's on whichever rank. With CP, a sequence may begin on one rank and end on
+ * another: its expert counts are summed over cp before the backward pass.
  *
  * Elsewhere called: MoE layer: router (TopKRouter), permute, grouped GEMM, unpermute and combine; auxiliary
  * (load-balancing) loss. */
@@ -176,7 +177,7 @@ static const TensorRow tensors[SHARED_TENSORS] = {
     [DLOGITS] = {.width = DIM_EXPERTS, .life = LIFE_SCRATCH, .operand = true},
     [BALANCE] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
     [COUNTS] = {EXTENT_SEQUENCES, DIM_EXPERTS, ELEMENT_COUNT, .life = LIFE_INPUT, .need = NEED_BALANCE},
-    /* FIRST of all ranks; and of their rows here, from each rank's first on. */
+    /* FIRST of all ranks; and of their rows here. */
     [ALL_FIRST] = {EXTENT_EXACT_CHUNKS, DIM_ALL_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT,
                    .need = NEED_DISPATCH},
     [OWN_FIRST] = {EXTENT_EXACT_CHUNKS, DIM_LOCAL_RUNS, ELEMENT_INDEX, .life = LIFE_SCRATCH,
@@ -285,6 +286,7 @@ static void *row_at(const LayerPass *w, int tensor, Dim width, int64_t row) {
 typedef struct Rows {
     int64_t count;
     const int32_t *first;
+    int sources;  /* ranks of their tokens (ExpertRows) */
     int experts;  /* number of local experts that rows are sorted by */
     int gradient; /* index among the gradients of a weight: of the exact chunk; of dispatched rows 0 */
     void *x, *gate_up, *act, *dact, *dgate_up; /* [count, ...] */
@@ -295,6 +297,7 @@ static Rows local_rows(const LayerPass *w, int exact_chunk) {
     int64_t count = assignments(w), first = exact_chunk * count;
     return (Rows){.count = count,
                   .first = routes_of(w, exact_chunk).first,
+                  .sources = 1,
                   .experts = (int)w->pass->model->config.num_experts,
                   .gradient = exact_chunk,
                   .x = row_at(w, ROWS, DIM_HIDDEN, first),
@@ -306,7 +309,8 @@ static Rows local_rows(const LayerPass *w, int exact_chunk) {
 }
 
 static ExpertRows rows_of(const LayerPass *w, const Rows *r, const Param *first) {
-    return (ExpertRows){r->count, r->experts, r->first, param_expert_step(&w->pass->model->table, first)};
+    int64_t step = param_expert_step(&w->pass->model->table, first);
+    return (ExpertRows){r->count, r->experts, r->first, step, r->sources};
 }
 
 static bool is_dispatched(const LayerPass *w) { return w->pass->model->dispatch_rows > 0; }
@@ -342,8 +346,7 @@ static void expert_weight(const LayerPass *w, const Product *p, const Rows *r, c
     if (first->flat >= GRADIENT_FLATS) return;
     OP(w->pass->device, grouped_gemm_wgrad, .e = rows_of(w, r, first), .m = transposed ? in : out,
        .n = transposed ? out : in, .a = transposed ? x : dy, .b = transposed ? dy : x, .ab_type = m->compute,
-       .c = gradient_of_exact_chunk(&w->pass->gradients, first, r->gradient), .accumulate = !w->pass->first,
-       .sliced = has_splits(w));
+       .c = gradient_of_exact_chunk(&w->pass->gradients, first, r->gradient), .accumulate = !w->pass->first);
 }
 
 /* ---- biases of experts ---- */
@@ -468,9 +471,9 @@ static void whole_rows(const LayerPass *w, const Sum *sum, const Rows *r) {
     expert_product(w, sum->product, r, sum->back, terms_of(sum, r), r->x);
 }
 
-/* Results of dispatched rows, from row `first` on. With splits there is one result for each split; they
- * return one tensor after the other. */
-static void permute_rows(const LayerPass *w, const Sum *sum, const Rows *r, int64_t first) {
+/* Results of dispatched rows. With splits there is one result for each split; they return one tensor after
+ * the other. */
+static void permute_rows(const LayerPass *w, const Sum *sum, const Rows *r) {
     const Model *m = w->pass->model;
     int64_t hidden = m->config.hidden_size;
     float *partials = w->tensors[REMOTE_PARTIALS];
@@ -479,7 +482,7 @@ static void permute_rows(const LayerPass *w, const Sum *sum, const Rows *r, int6
         return;
     }
     for (int split = 0; split < model_local_splits(m); split++)
-        split_rows(w, sum, r, split, partials + (split * m->dispatch_rows + first) * hidden);
+        split_rows(w, sum, r, split, partials + split * m->dispatch_rows * hidden);
 }
 
 static void split_sum(const LayerPass *w, const Sum *sum, int split, float *to /* [T, h] */) {
@@ -804,16 +807,18 @@ static void down_backward(const LayerPass *w, Grads grads) {
 
 static Rows remote_rows(const LayerPass *w, const RemoteRows *v) {
     const ModelConfig *c = &w->pass->model->config;
-    int64_t runs = v->exact_chunk * model_expert_ranks(c) + v->rank;
+    int64_t table = v->exact_chunk * model_expert_ranks(c) + v->first, experts = model_local_experts(c);
+    const int32_t *runs = (const int32_t *)w->tensors[OWN_FIRST] + table * (experts + 1);
     return (Rows){.count = v->count,
-                  .first = (const int32_t *)w->tensors[OWN_FIRST] + runs * (model_local_experts(c) + 1),
-                  .experts = (int)model_local_experts(c),
-                  .x = row_at(w, REMOTE_X, DIM_HIDDEN, v->first),
-                  .gate_up = row_at(w, GATE_UP, DIM_EXPERT_GATE_UP, v->first),
-                  .act = row_at(w, ACT, DIM_EXPERT, v->first),
-                  .dact = row_at(w, DACT, DIM_EXPERT, v->first),
-                  .dgate_up = row_at(w, DGATE_UP, DIM_EXPERT_GATE_UP, v->first),
-                  .dy = row_at(w, REMOTE_DY, DIM_HIDDEN, v->first)};
+                  .first = runs + (v->rank - v->first) * experts,
+                  .sources = v->sources,
+                  .experts = (int)experts,
+                  .x = w->tensors[REMOTE_X],
+                  .gate_up = w->tensors[GATE_UP],
+                  .act = w->tensors[ACT],
+                  .dact = w->tensors[DACT],
+                  .dgate_up = w->tensors[DGATE_UP],
+                  .dy = w->tensors[REMOTE_DY]};
 }
 
 static void permute_forward(const LayerPass *w) {
@@ -822,10 +827,13 @@ static void permute_forward(const LayerPass *w) {
 
 static void experts_forward(const LayerPass *w, const RemoteRows *v) {
     Rows r = remote_rows(w, v);
-    if (v->count == 0) return;
     make_gate_up(w, &r);
     activate(w, &r);
-    permute_rows(w, &sum_of_down, &r, v->first);
+}
+
+static void results_forward(const LayerPass *w, const RemoteRows *v) {
+    Rows r = remote_rows(w, v);
+    permute_rows(w, &sum_of_down, &r);
 }
 
 static void unpermute_forward(const LayerPass *w) {
@@ -857,20 +865,24 @@ static void permute_backward(const LayerPass *w) {
     }
 }
 
-/* A rank that received no rows also writes its gradients. */
 static void experts_backward(const LayerPass *w, const RemoteRows *v) {
     Rows r = remote_rows(w, v);
-    float *weights = (float *)w->tensors[REMOTE_WEIGHTS] + v->first;
-    if (v->count > 0) {
-        make_gate_up(w, &r);
-        down_input(w, &r, (RouteShape){.tokens = v->count, .chosen = 1}, (Routes){.weights = weights},
-                   weights);
-    }
+    float *weights = w->tensors[REMOTE_WEIGHTS];
+    make_gate_up(w, &r);
+    down_input(w, &r, (RouteShape){.tokens = v->count, .chosen = 1}, (Routes){.weights = weights}, weights);
+}
+
+/* A rank that received no rows also writes its gradients. */
+static void weights_backward(const LayerPass *w, const RemoteRows *v) {
+    Rows r = remote_rows(w, v);
     expert_weight(w, &down, &r, r.dy, r.act);
     expert_weight(w, &gate_up, &r, r.dgate_up, r.x);
-    if (v->count == 0) return;
-    gate_up_bias(w, &r);
-    permute_rows(w, &sum_of_gate_up, &r, v->first);
+    if (v->count > 0) gate_up_bias(w, &r);
+}
+
+static void results_backward(const LayerPass *w, const RemoteRows *v) {
+    Rows r = remote_rows(w, v);
+    permute_rows(w, &sum_of_gate_up, &r);
 }
 
 /* With splits, the gradient of x waits for that of the shared experts, whose op comes later in the backward
@@ -906,6 +918,7 @@ static const ExpertDispatch expert_dispatch = {
                               .back_count = 2,
                               .permute = permute_forward,
                               .experts = experts_forward,
+                              .results = results_forward,
                               .unpermute = unpermute_forward},
         [DISPATCH_BACKWARD] = {
             .out = {DISPATCHED_X,
@@ -916,6 +929,8 @@ static const ExpertDispatch expert_dispatch = {
             .back_count = 3,
             .permute = permute_backward,
             .experts = experts_backward,
+            .weights = weights_backward,
+            .results = results_backward,
             .unpermute = unpermute_backward}}};
 
 #define ROUTER_OP \

@@ -308,25 +308,34 @@ typedef struct DispatchTensor {
 } DispatchTensor;
 enum { DISPATCH_TENSORS = 3 }; /* at most */
 
-/* On the remote rank: rows of an exact chunk of one source rank's tokens, from `first` on. */
+/* On the remote rank: rows of an exact chunk, from the tokens of several source ranks. A dispatch chunk has
+ * those of consecutive ranks, one after the other from the beginning of the buffer; these rows are of all its
+ * ranks or of some. */
 typedef struct RemoteRows {
-    int rank, exact_chunk;
-    int64_t first, count;
+    int exact_chunk;
+    int first;         /* source rank with which the dispatch chunk begins */
+    int rank, sources; /* the first source rank, and how many */
+    int64_t count;     /* rows */
 } RemoteRows;
 
 typedef struct ExpertPass {
     DispatchTensor out[DISPATCH_TENSORS], back[DISPATCH_TENSORS];
     int out_count, back_count;
     void (*permute)(const LayerPass *w);
-    void (*experts)(const LayerPass *w, const RemoteRows *v);
+    /* On the remote rank, in this order. Results of no rows are not computed, but gradients are. */
+    void (*experts)(const LayerPass *w, const RemoteRows *v); /* of a dispatch chunk */
+    void (*weights)(const LayerPass *w,
+                    const RemoteRows *v); /* gradients, from some of its sources; or NULL */
+    void (*results)(const LayerPass *w, const RemoteRows *v); /* of a dispatch chunk, which go back */
     void (*unpermute)(const LayerPass *w);
 } ExpertPass;
 typedef enum DispatchPass { DISPATCH_FORWARD, DISPATCH_BACKWARD, DISPATCH_PASSES } DispatchPass;
 
 typedef struct ExpertDispatch {
     /* Tensors of the layer with offsets of the runs of rows by expert: of this rank [exact chunks, E + 1]; of
-     * all ranks of ep; and of the rows received here, from each rank's first on [exact chunks, ranks, local
-     * experts + 1] */
+     * all ranks of ep; and of the rows received here, by source rank and expert. Each dispatch chunk has a
+     * table [its ranks, local experts] and the end of its rows, which begins where its first rank has one in
+     * [exact chunks, ranks, local experts + 1] */
     int runs, all_runs, local_runs;
     ExpertPass way[DISPATCH_PASSES];
 } ExpertDispatch;

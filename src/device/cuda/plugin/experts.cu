@@ -315,15 +315,17 @@ template <typename T> INLINE void load_tile(Vectors<T> of, int64_t first, int64_
     }
 }
 
-/* A tile of one expert's rows: the expert, the tile's first row, the end of the expert's rows. */
+INLINE int sources_of(ExpertRows e) { return e.sources > 1 ? e.sources : 1; }
+
+/* A tile of an expert's rows from one source: the expert, the tile's first row, the end of the rows. */
 struct Tile {
     int expert; /* -1: there is no such tile */
     int64_t row, end;
 };
 INLINE Tile tile_of(ExpertRows e, int64_t tile) {
-    for (int i = 0; i < e.experts; i++) {
+    for (int i = 0; i < e.experts * sources_of(e); i++) {
         int64_t first = e.first[i], end = e.first[i + 1], tiles = (end - first + TILE - 1) / TILE;
-        if (tile < tiles) return {i, first + tile * TILE, end};
+        if (tile < tiles) return {i % e.experts, first + tile * TILE, end};
         tile -= tiles;
     }
     return {-1, 0, 0};
@@ -363,25 +365,35 @@ __global__ void __launch_bounds__(BLOCK) grouped_gemm_kernel(const GroupedGemmAr
         }
 }
 
-/* blockIdx.x: tiles of m of the first expert, then of the second, ...; blockIdx.y: of n. */
-template <typename T>
+/* blockIdx.x: tiles of m of the first expert, then of the second, ...; blockIdx.y: of n. LEVELS: of the tree
+ * over sources; 0: there is one source. */
+template <typename T, int LEVELS>
 __global__ void __launch_bounds__(BLOCK) grouped_gemm_wgrad_kernel(const GroupedGemmWgradArgs o) {
     SHARED(float, left, DEPTH *PITCH);
     SHARED(float, right, DEPTH *PITCH);
     int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
     unsigned tiles = gridDim.x / (unsigned)o.e.experts, expert = blockIdx.x / tiles;
     int64_t first_row = (int64_t)(blockIdx.x % tiles) * TILE, column = (int64_t)blockIdx.y * TILE;
-    int64_t m = o.m, n = o.n, end = o.e.first[expert + 1];
+    int64_t m = o.m, n = o.n;
     float *matrix = o.c + expert * o.e.step;
     Vectors<T> a = {(const T *)o.a, m, 1, m}, b = {(const T *)o.b, n, 1, n};
     Sums sums;
-    sums.clear();
-    for (int64_t p = o.e.first[expert]; p < end; p += DEPTH) {
-        load_tile(a, first_row, p, end, left);
-        load_tile(b, column, p, end, right);
-        __syncthreads();
-        sums.add(left, right, x, y);
-        __syncthreads();
+    Tree<float, LEVELS ? LEVELS : 1> trees[EACH][EACH];
+    for (int s = 0; s < (LEVELS ? o.e.sources : 1); s++) {
+        const int32_t *run = o.e.first + (int64_t)s * o.e.experts + expert;
+        int64_t end = run[1];
+        sums.clear();
+        for (int64_t p = run[0]; p < end; p += DEPTH) {
+            load_tile(a, first_row, p, end, left);
+            load_tile(b, column, p, end, right);
+            __syncthreads();
+            sums.add(left, right, x, y);
+            __syncthreads();
+        }
+#pragma unroll
+        for (int r = 0; r < EACH && LEVELS; r++)
+#pragma unroll
+            for (int i = 0; i < EACH; i++) trees[r][i].add(sums.of[r][i]);
     }
 #pragma unroll
     for (int r = 0; r < EACH; r++)
@@ -389,7 +401,7 @@ __global__ void __launch_bounds__(BLOCK) grouped_gemm_wgrad_kernel(const Grouped
         for (int i = 0; i < EACH; i++) {
             int64_t row = first_row + y + r * SIDE, j = column + x + i * SIDE;
             if (row >= m || j >= n) continue;
-            float sum = sums.of[r][i];
+            float sum = LEVELS ? trees[r][i].sum() : sums.of[r][i];
             matrix[row * n + j] = o.accumulate ? matrix[row * n + j] + sum : sum;
         }
 }
@@ -401,21 +413,24 @@ void grouped_gemm(Device *d, const GroupedGemmArgs *o) {
         d->profile[OP_GROUPED_GEMM].flops +=
             2.0 * (double)o->e.rows * (double)o->n * (double)split_length(args.splits);
     if (o->e.rows == 0 || o->n == 0) return;
-    /* Each expert may have one partial tile. */
-    Grid grid(o->e.rows / TILE + o->e.experts, blocks_of(o->n, TILE));
+    /* Each run may have one partial tile. */
+    Grid grid(o->e.rows / TILE + o->e.experts * expert_sources(&o->e), blocks_of(o->n, TILE));
     BY_DTYPE(o->ab_type, T,
              BY_DTYPE(o->c_type, C, auto kernel = grouped_gemm_kernel<T, C>;
                       LAUNCH(d, OP_GROUPED_GEMM, kernel, grid, BLOCK, 0, args)));
 }
 
-/* A sum is one chain over an expert's rows, whatever the tile, sliced or not. */
+/* A sum is one chain over an expert's rows from one source, whatever the tile. */
 void grouped_gemm_wgrad(Device *d, const GroupedGemmWgradArgs *o) {
     if (d->profiling)
         d->profile[OP_GROUPED_GEMM_WGRAD].flops += 2.0 * (double)o->e.rows * (double)o->m * (double)o->n;
     if (o->m == 0 || o->n == 0) return;
     Grid grid(blocks_of(o->m, TILE) * o->e.experts, blocks_of(o->n, TILE));
-    BY_DTYPE(o->ab_type, T,
-             LAUNCH(d, OP_GROUPED_GEMM_WGRAD, grouped_gemm_wgrad_kernel<T>, grid, BLOCK, 0, *o));
+    constexpr int LEVELS = 7; /* enough for SPLITS_MAX sources */
+    BY_DTYPE(o->ab_type, T, auto one = grouped_gemm_wgrad_kernel<T, 0>;
+             auto several = grouped_gemm_wgrad_kernel<T, LEVELS>;
+             auto kernel = expert_sources(&o->e) > 1 ? several : one;
+             LAUNCH(d, OP_GROUPED_GEMM_WGRAD, kernel, grid, BLOCK, 0, *o));
 }
 
 /* ---- rows ---- */
@@ -541,9 +556,9 @@ void permute_dweights(Device *d, const PermuteDweightsArgs *o) {
 
 /* ---- biases ---- */
 
-/* The expert of a row. Experts may have no rows. */
+/* The expert of a row. Runs may have no rows. */
 INLINE int expert_of_row(ExpertRows e, int64_t row) {
-    int low = 0, high = e.experts - 1;
+    int low = 0, high = e.experts * sources_of(e) - 1;
     while (low < high) {
         int middle = (low + high) / 2;
         if (e.first[middle + 1] > row)
@@ -551,13 +566,13 @@ INLINE int expert_of_row(ExpertRows e, int64_t row) {
         else
             low = middle + 1;
     }
-    return low;
+    return low % e.experts;
 }
 
 template <typename T> __global__ void experts_bias_kernel(ExpertRows e, int64_t n, T *y, const float *bias) {
     constexpr int N = AT_ONCE<T>;
     PackStart at = pack_start<N>(n);
-    if (at.row >= e.first[e.experts]) return;
+    if (at.row >= e.rows) return;
     y += at.row * n;
     Pack<T, N> x = load_pack<N>(y, at.column, n);
     Pack<float, N> more = load_pack<N>(bias + expert_of_row(e, at.row) * n, at.column, n);
