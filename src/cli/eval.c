@@ -457,7 +457,7 @@ static ErrorCode run_eval(const Arguments *args, Error *err) {
     TRY(model_watchdog(&j.ranks, &watchdog_s, err));
     setup_before_ranks(&c, (int)ranks);
     char **words = arguments_words(args, "--ranks", NULL);
-    ErrorCode code = launch_ranks((int)ranks, words, watchdog_s, err);
+    ErrorCode code = launch_ranks(&(LaunchTerms){(int)ranks, watchdog_s, false}, words, err);
     arguments_free_words(words);
     return code;
 }

@@ -121,7 +121,7 @@ static ErrorCode train_supervised(const Arguments *args, Error *err) {
 /* ---- with --ranks ---- */
 
 /* Finds errors of the configuration before anything is started, so that they are reported once. */
-static ErrorCode check(const Arguments *args, int64_t ranks, double *watchdog_s, Error *err) {
+static ErrorCode check(const Arguments *args, int64_t ranks, LaunchTerms *terms, Error *err) {
     Config c;
     OptionSet set;
     Mesh mesh;
@@ -131,7 +131,7 @@ static ErrorCode check(const Arguments *args, int64_t ranks, double *watchdog_s,
     if (code == OK) setup_before_ranks(&c, (int)ranks);
     if (code == OK)
         code = inject_parse(&inject, arguments_flag(args, "--inject"), (int)ranks, c.train.steps, err);
-    *watchdog_s = c.comm.watchdog_s;
+    *terms = (LaunchTerms){(int)ranks, c.comm.watchdog_s, c.recovery.mode == RECOVERY_IN_PLACE};
     inject_free(&inject);
     options_free(&set);
     return code;
@@ -140,13 +140,13 @@ static ErrorCode check(const Arguments *args, int64_t ranks, double *watchdog_s,
 /* No machine has more than 4,096 cores; a larger number is a mistake. */
 static ErrorCode train_ranks(const Arguments *args, Error *err) {
     int64_t ranks = 1;
-    double watchdog_s;
+    LaunchTerms terms;
     TRY(arguments_int(args, "--ranks", 1, 4096, &ranks, err));
-    TRY(check(args, ranks, &watchdog_s, err));
+    TRY(check(args, ranks, &terms, err));
     /* One rank needs no launcher. */
     if (ranks == 1) return train(args, err);
     char **words = arguments_words(args, "--ranks", NULL);
-    ErrorCode code = launch_ranks((int)ranks, words, watchdog_s, err);
+    ErrorCode code = launch_ranks(&terms, words, err);
     arguments_free_words(words);
     setup_after_ranks();
     return code;

@@ -316,7 +316,7 @@ static ErrorCode launch(const Job *j, int ranks, Error *err) {
     options_free(&set);
     TRY(code);
     char **words = arguments_words(j->args, "--ranks", NULL);
-    code = launch_ranks(ranks, words, watchdog_s, err);
+    code = launch_ranks(&(LaunchTerms){ranks, watchdog_s, false}, words, err);
     arguments_free_words(words);
     return code;
 }

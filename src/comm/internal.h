@@ -193,6 +193,7 @@ struct Comm {
     size_t small_capacity;
     Error failure;                  /* the first; code OK: none */
     bool broken;                    /* that of a message, which a repair can heal */
+    bool refused;                   /* the agreement before that repair has taken place (comm_commit) */
     bool hearsay;                   /* a communicator has failed, usually because another rank did */
     ControlMessage control_message; /* being received */
     int control_event;              /* of the standing receive, */

@@ -55,6 +55,7 @@ enum {
 typedef struct Launch {
     const LauncherKind *kind;
     int ranks;
+    bool tolerant; /* the others go on when a rank dies */
     pid_t mpirun;
     ScratchDir sessions;   /* directory for mpirun's files */
     int signals, messages; /* descriptors */
@@ -76,14 +77,19 @@ typedef struct Launch {
 
 static void add(char **words, int *count, const char *word) { words[(*count)++] = mem_strdup(word); }
 
-static char **mpirun_words(const LauncherKind *kind, int ranks, const char *program, char *const *words) {
+static char **mpirun_words(const LauncherKind *kind, const LaunchTerms *terms, const char *program,
+                           char *const *words) {
     int given = 0, count = 0;
     while (words[given]) given++;
-    char **all = mem_alloc_array((size_t)given + 16, sizeof *all), number[16];
-    snprintf(number, sizeof number, "%d", ranks);
+    char **all = mem_alloc_array((size_t)given + 18, sizeof *all), number[16];
+    snprintf(number, sizeof number, "%d", terms->ranks);
     add(all, &count, comm_launcher());
     if (kind->as_root && geteuid() == 0) add(all, &count, kind->as_root);
     for (int i = 0; kind->words[i]; i++) add(all, &count, kind->words[i]);
+    if (terms->tolerant && kind->tolerant) {
+        add(all, &count, "--with-ft");
+        add(all, &count, kind->tolerant);
+    }
     add(all, &count, "-n");
     add(all, &count, number);
     add(all, &count, program);
@@ -288,7 +294,7 @@ static int reported_code(const Launch *l, bool *unreported) {
     RankReport one;
     int code = 0, reported = 0;
     for (; read_report(l, reported, &one); reported++) code = code ? code : one.status;
-    *unreported = l->kind->read_end && reported < l->ranks;
+    *unreported = l->tolerant ? reported == 0 : l->kind->read_end && reported < l->ranks;
     return code;
 }
 
@@ -333,11 +339,13 @@ static RanksEnd said_end(const Launch *l) {
 }
 
 /* A rank's own report takes precedence over mpirun's; ranks that were killed have none. It also takes
- * precedence over SIGKILL, because mpirun may have killed the others for it. */
+ * precedence over SIGKILL, because mpirun may have killed the others for it. Where ranks may die, those
+ * that were left at the end have reported, and mpirun's status means nothing. */
 static RanksEnd find_end(const Launch *l, bool *unreported) {
     RanksEnd end = said_end(l);
     int reported = reported_code(l, unreported);
     if (reported) end.code = reported;
+    if (l->tolerant && !*unreported) return (RanksEnd){.code = reported};
     if (l->kind->read_end && end.code && end.signal == SIGKILL) end.signal = 0;
     return end;
 }
@@ -386,10 +394,12 @@ static void block_signals(Launch *l) {
     l->signals = signalfd(-1, &awaited, SFD_CLOEXEC);
 }
 
-ErrorCode launch_ranks(int ranks, char *const *words, double watchdog_s, Error *err) {
+ErrorCode launch_ranks(const LaunchTerms *terms, char *const *words, Error *err) {
     char program[4096];
-    Launch l = {.kind = launcher_kind(), .ranks = ranks, .messages = -1, .remarks = -1, .ends = -1};
-    if (watchdog_s > 0) l.limit = watchdog_s > LEAST_LINGER_S ? watchdog_s : LEAST_LINGER_S;
+    Launch l = {.kind = launcher_kind(), .ranks = terms->ranks, .messages = -1, .remarks = -1, .ends = -1};
+    l.tolerant = terms->tolerant && l.kind->tolerant;
+    if (terms->watchdog_s > 0)
+        l.limit = terms->watchdog_s > LEAST_LINGER_S ? terms->watchdog_s : LEAST_LINGER_S;
     LaunchedEnv launched = launched_env_find();
     if (launched.by_launcher)
         return error_set(err, ERR_USAGE,
@@ -397,7 +407,7 @@ ErrorCode launch_ranks(int ranks, char *const *words, double watchdog_s, Error *
                          launched.variable);
     TRY(launch_own_path(program, sizeof program, err));
     TRY(take_sessions(&l, err));
-    char **all = mpirun_words(l.kind, ranks, program, words);
+    char **all = mpirun_words(l.kind, terms, program, words);
     block_signals(&l);
     ErrorCode code = start(&l, all, err);
     if (code == OK) {

@@ -39,6 +39,12 @@ void launched_report_end(int status);
 /* Writes the path of this program, from /proc, to out. */
 ErrorCode launch_own_path(char *out, size_t size, Error *err);
 
+typedef struct LaunchTerms {
+    int ranks;
+    double watchdog_s;
+    bool tolerant; /* ask for a launcher that lets the others go on when a rank dies, if this one can */
+} LaunchTerms;
+
 /* Runs this program by mpirun as `ranks` ranks on this machine and waits for their end. `words` is the
  * command line, with the program's name first and NULL last.
  *
@@ -54,7 +60,9 @@ ErrorCode launch_own_path(char *out, size_t size, Error *err);
  *
  * Returns the exit status of the ranks as a code, with err->reported set because the ranks have printed why.
  * If a signal killed a rank, the code is 128 + N and the message names rank and signal. MPICH's launcher
- * kills the other ranks with SIGKILL; if the first rank also died of SIGKILL, all candidates are named. */
-ErrorCode launch_ranks(int ranks, char *const *words, double watchdog_s, Error *err);
+ * kills the other ranks with SIGKILL; if the first rank also died of SIGKILL, all candidates are named.
+ * With a tolerant launcher the ranks that were not killed have reported their status; if none has, that is
+ * a failure. */
+ErrorCode launch_ranks(const LaunchTerms *terms, char *const *words, Error *err);
 
 #endif

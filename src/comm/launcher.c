@@ -32,6 +32,7 @@ static const LauncherKind kinds[] = {
     {.package = "openmpi-bin",
      .srun = "pmix",
      .words = {"--oversubscribe", "--bind-to", "none"},
+     .tolerant = "ulfm",
      .as_root = "--allow-run-as-root",
      .again = SIGUSR2,
      .end = SIGTERM},

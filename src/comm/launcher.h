@@ -17,6 +17,7 @@ typedef struct LauncherKind {
     const char *package;  /* name of the Debian package that has it */
     const char *srun;     /* value of srun --mpi that joins ranks of this library */
     const char *words[8]; /* arguments before -n, ended by NULL */
+    const char *tolerant; /* value of --with-ft with which ranks may die (comm/repair.h), or NULL */
     const char *as_root;  /* an additional argument when run as root, or NULL */
     /* environment variable with the directory of its own files, or NULL if it has none */
     const char *sessions;

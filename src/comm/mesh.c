@@ -145,6 +145,13 @@ ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *e
     return OK;
 }
 
+Mesh mesh_of_replicas(const Mesh *mesh, int replicas) {
+    Mesh m = *mesh;
+    m.world = m.world / m.degree[AXIS_DP_REPLICATE] * replicas;
+    m.degree[AXIS_DP_REPLICATE] = replicas;
+    return m;
+}
+
 void mesh_lay_copies(Mesh *mesh, int copies) {
     int tp = mesh_size(mesh, MESH_TENSOR);
     CHECK(copies > 0 && tp % copies == 0);

@@ -65,6 +65,8 @@ typedef struct Mesh {
     int world;
 } Mesh;
 
+/* The same mesh with another number of replicas (dp_replicate). */
+Mesh mesh_of_replicas(const Mesh *mesh, int replicas);
 /* Builds the mesh of `world` ranks. ERR_CONFIG names the numbers that do not fit and those that would. */
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err);
 /* Gives each `copies` neighbours along tp the same KV heads; `copies` divides the degree of tp.

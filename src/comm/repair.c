@@ -1,6 +1,6 @@
 /* Repairs a Comm after ranks have died.
  *
- *     BROKEN --revoke--> others learn of it; posts end
+ *     BROKEN --revoke, agree--> others learn of it; posts end; who is in comm_commit returns from it
  *       |  drain: takes the end of every post, so that nobody writes into the caller's memory any more
  *       |  shrink: the ranks that live, in their order (waits for all of them)
  *       |  channels: makes what comm_open makes
@@ -89,6 +89,27 @@ static void take_places(Comm *c) {
     c->lowest_failed = c->size;
 }
 
+/* All living ranks take part in the same agreements, in the same order: in each comm_commit, and in one
+ * before each repair. So who commits meets who has begun a repair, and nobody commits then. Collective
+ * calls of MPI on one communicator need such an order. */
+static bool agree(Comm *c, bool well) {
+    comm_blocked(c, "agreeing with the ranks that live");
+    bool all = c->transport->kind->agree(c->transport, well);
+    comm_blocked(c, NULL);
+    return all;
+}
+
+ErrorCode comm_commit(Comm *c, Error *err) {
+    comm_lock(c);
+    if (c->repairable && c->failure.code == OK && !agree(c, true)) {
+        c->refused = c->broken = true;
+        comm_keep_failure(c, ERR_PEER, "rank %d: another rank died, or began a repair", c->rank);
+    }
+    ErrorCode code = c->repairable ? comm_refused(c, err) : OK;
+    comm_unlock(c);
+    return code;
+}
+
 /* before: [ranks of now], their numbers before the repair; in its rounds more of them go. */
 static bool repair_round(Comm *c, int *before) {
     const TransportKind *kind = c->transport->kind;
@@ -112,6 +133,8 @@ static ErrorCode repair(Comm *c, CommRepair *out, Error *err) {
     free(c->old_ranks);
     c->old_ranks = mem_alloc_array((size_t)size, sizeof *c->old_ranks);
     for (int p = 0; p < size; p++) c->old_ranks[p] = p;
+    if (!c->refused) c->transport->kind->agree(c->transport, false);
+    c->refused = false;
     for (int round = 0; round < ROUNDS_MAX; round++) {
         if (!repair_round(c, c->old_ranks)) continue;
         *out = (CommRepair){++c->epoch, c->size, size - c->size, c->old_ranks};

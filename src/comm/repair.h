@@ -60,6 +60,11 @@ ErrorCode comm_allow_repair(Comm *c, Error *err);
 /* Whether the failure of c, if there is one, is that of a message, which comm_repair can heal. */
 bool comm_is_broken(Comm *c);
 
+/* All ranks, at the point from which their work must not be done again: OK on all living ranks, or on none,
+ * although some may have died. It fails if one of the living is in comm_repair, or if a rank died before it
+ * called this. OK also where repairs are not allowed, without a message. */
+ErrorCode comm_commit(Comm *c, Error *err);
+
 /* All living ranks call it, after comm_allow_repair has returned OK. Fails with ERR_PEER when ranks go on
  * dying, or with another code if this rank has failed by itself. */
 ErrorCode comm_repair(Comm *c, CommRepair *out, Error *err);

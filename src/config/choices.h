@@ -31,6 +31,10 @@ typedef enum GradientSync { SYNC_KINDS(CHOICE_CONSTANT) } GradientSync;
     X(CP_COMM_AUTO, "auto") X(CP_COMM_ALL_TO_ALL, "all_to_all") X(CP_COMM_ALL_GATHER, "all_gather")
 typedef enum CpComm { CP_COMMS(CHOICE_CONSTANT) } CpComm;
 
+/* What follows when a rank dies. */
+#define RECOVERY_MODES(X) X(RECOVERY_RESTART, "restart") X(RECOVERY_IN_PLACE, "in_place")
+typedef enum RecoveryMode { RECOVERY_MODES(CHOICE_CONSTANT) } RecoveryMode;
+
 #define STORE_TYPES(X) X(STORE_FP32, "fp32") X(STORE_BF16, "bf16")
 typedef enum StoreType { STORE_TYPES(CHOICE_CONSTANT) } StoreType;
 

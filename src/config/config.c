@@ -362,6 +362,21 @@ static ErrorCode check_restore(const Config *c, const OptionSet *set, Error *err
     return location_check_directory(url, err) == OK ? OK : error_context(err, "checkpoint.restore");
 }
 
+/* Of what in_place needs, what no mesh changes. The rest is known when a run starts (recovery_check). */
+static ErrorCode check_recovery(const Config *c, const OptionSet *set, Error *err) {
+    const char *key = "recovery.mode";
+    if (c->recovery.mode != RECOVERY_IN_PLACE) return OK;
+    if (c->numerics.mode != NUMERICS_EXACT)
+        return options_fail(set, key, err,
+                            "in_place changes how many ranks sum the gradients, which only exact sums do not "
+                            "show: set numerics.mode=exact");
+    if (c->run.receipts)
+        return options_fail(set, key, err,
+                            "in_place does not go with run.receipts: a dead rank takes the hashes of its "
+                            "samples with it; leave one of them out");
+    return OK;
+}
+
 /* Called after the configuration is read, when the number of ranks is known. A rank beyond it is an error:
  * the user would wait for its lines in vain. */
 ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
@@ -497,6 +512,7 @@ static ErrorCode complete(Config *c, OptionSet *set, FindModel find, Error *err)
     TRY(check_order(c, set, err));
     TRY(check_mirror(c->checkpoint.mirror, err));
     TRY(check_restore(c, set, err));
+    TRY(check_recovery(c, set, err));
     TRY(model_options_read(&c->model, set, err));
     if (c->model.config[0]) TRY(model_options_take(&c->model, set, c->model.config, &(ModelConfig){0}, err));
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, find, err));

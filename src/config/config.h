@@ -94,6 +94,10 @@ typedef struct RestartOptions {
     double backoff_s; /* before the first restart; doubles with each restart */
 } RestartOptions;
 
+typedef struct RecoveryOptions {
+    int mode; /* RecoveryMode */
+} RecoveryOptions;
+
 typedef struct Config {
     RunConfig run;
     ModelOptions model;
@@ -113,6 +117,7 @@ typedef struct Config {
     MetricsOptions metrics;
     CheckOptions check;
     RestartOptions restart;
+    RecoveryOptions recovery;
 } Config;
 
 /* Rows of train/, checkpoint/, observe/ and program/, which are above this directory: fields of Config. */

@@ -124,13 +124,14 @@ static void exchange_runs(Execution *x, const DispatchTensors *t, bool forward) 
     size_t runs = (size_t)runs_of_rank(e) * sizeof(int32_t), ranks = (size_t)ranks_of(e);
     if (forward) {
         Error err = {.message = ""};
-        CommRequest request;
+        CommRequest request = 0;
         OP(e->device, copy, (char *)t->all_runs + (size_t)e->plan->partition.expert * runs, t->runs, runs);
         execution_must(
             e,
             comm_all_gather(e->comm, MESH_EXPERTS, v->ranges, sizeof(int32_t), t->all_runs, &request, &err),
             &err);
         execution_wait(e, &request);
+        if (e->interrupted) return; /* the table is rubbish, and would address memory */
     }
     device_fetch(e->device, v->runs, t->all_runs, ranks * runs);
 }
@@ -153,7 +154,7 @@ static void find_parts(Engine *e, int exact_chunk, int dispatch_chunk) {
 static void exchange(Engine *e, const CommRange *out, const char *from, const CommRange *in, char *to,
                      size_t bytes) {
     Error err = {.message = ""};
-    CommRequest request;
+    CommRequest request = 0;
     execution_must(e, comm_all_to_all_v(e->comm, MESH_EXPERTS, bytes, out, from, in, to, &request, &err),
                    &err);
     execution_wait(e, &request);
@@ -236,6 +237,7 @@ void dispatch_run(Execution *x, Action a) {
     DispatchTensors t = unit_dispatch(&unit, op, way);
     unit_permute(&unit, op, way);
     exchange_runs(x, &t, a.pass == ACT_FWD);
+    if (x->engine->interrupted) return;
     for (int exact_chunk = 0; exact_chunk < model_exact_chunks(&x->engine->model); exact_chunk++) {
         int dispatch_chunks = cut_dispatch_chunks(x->engine, exact_chunk);
         find_local_runs(x->engine, &t, exact_chunk, dispatch_chunks);

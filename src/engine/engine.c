@@ -19,6 +19,7 @@
 
 #include "base/clock.h"
 #include "base/rng.h"
+#include "comm/repair.h"
 #include "device/ops/memory.h"
 #include "device/ops/optimizer.h"
 #include "engine/execution.h"
@@ -128,14 +129,60 @@ static void allocate_tables(Engine *e) {
     e->traffic.sends = mem_alloc_array(2 * units, sizeof(CommRequest));
 }
 
-static ErrorCode allocate(Engine *e, Error *err) {
+/* Pools of what outlives a step. */
+static const int kept_pools[] = {POOL_PARAMETERS, POOL_COPY, POOL_OPTIMIZER};
+enum { KEPT_POOLS = sizeof kept_pools / sizeof *kept_pools };
+struct EngineState {
+    Pool pools[KEPT_POOLS];
+    int64_t updates;
+};
+
+EngineState *engine_take_state(Engine *e) {
+    EngineState *s = mem_alloc(sizeof *s);
+    s->updates = e->state.updates;
+    for (int i = 0; i < KEPT_POOLS; i++) {
+        s->pools[i] = e->pools[kept_pools[i]];
+        e->pools[kept_pools[i]] = (Pool){.base = NULL};
+    }
+    return s;
+}
+
+void engine_free_state(EngineState *s) {
+    for (int i = 0; s && i < KEPT_POOLS; i++) pool_free(&s->pools[i]);
+    free(s);
+}
+
+/* After the dry run: the pools have the sizes that the plan needs. */
+static ErrorCode give_state(Engine *e, EngineState *s, Error *err) {
+    for (int i = 0; i < KEPT_POOLS; i++)
+        if (s->pools[i].planned != e->pools[kept_pools[i]].planned)
+            return error_set(err, ERR_INTERNAL, "pool %s: %zu bytes were kept, but %zu are planned",
+                             e->pools[kept_pools[i]].name, s->pools[i].planned,
+                             e->pools[kept_pools[i]].planned);
+    for (int i = 0; i < KEPT_POOLS; i++) {
+        s->pools[i].used = 0;
+        e->pools[kept_pools[i]] = s->pools[i];
+        s->pools[i] = (Pool){.base = NULL};
+    }
+    e->state.updates = s->updates;
+    return OK;
+}
+
+static ErrorCode commit_pools(Engine *e, Error *err) {
+    for (int i = 0; i < POOL_COUNT; i++)
+        if (!e->pools[i].base) TRY(pool_commit(&e->pools[i], e->device, err));
+    return OK;
+}
+
+static ErrorCode allocate(Engine *e, EngineState *kept, Error *err) {
     static const char *const names[POOL_COUNT] = {
         "parameters", "compute copy", "gathered parameters", "gradients", "gradients in flight", "optimizer",
         "constants",  "statistics",   "activations",         "workspace", "communication"};
     allocate_tables(e);
     for (int i = 0; i < POOL_COUNT; i++) e->pools[i].name = names[i];
     layout(e);
-    for (int i = 0; i < POOL_COUNT; i++) TRY(pool_commit(&e->pools[i], e->device, err));
+    if (kept) TRY(give_state(e, kept, err));
+    TRY(commit_pools(e, err));
     layout(e);
     /* The plan that was printed must be the memory that was taken. Otherwise one of the two is wrong, and so
      * is the next figure that somebody relies on. */
@@ -148,10 +195,15 @@ static ErrorCode allocate(Engine *e, Error *err) {
     return statistics_open(e, err);
 }
 
-ErrorCode engine_open(Engine **out, const RankPlan *plan, Device *d, Comm *comm, Error *err) {
+ErrorCode engine_open_with(Engine **out, const RankPlan *plan, Device *d, Comm *comm, EngineState *kept,
+                           Error *err) {
     Engine *e = *out = mem_alloc(sizeof *e);
     *e = (Engine){.plan = plan, .device = d, .comm = comm, .model = plan->model, .targets = {.all = -1}};
-    return allocate(e, err);
+    return allocate(e, kept, err);
+}
+
+ErrorCode engine_open(Engine **out, const RankPlan *plan, Device *d, Comm *comm, Error *err) {
+    return engine_open_with(out, plan, d, comm, NULL, err);
 }
 
 size_t engine_bytes(const Engine *e) {
@@ -199,6 +251,7 @@ const RankPlan *engine_plan(const Engine *e) { return e->plan; }
 Device *engine_device(const Engine *e) { return e->device; }
 const Model *engine_model(const Engine *e) { return &e->model; }
 const Weights *engine_weights(const Engine *e) { return &e->weights; }
+bool engine_is_torn(const Engine *e) { return e->torn; }
 int64_t engine_updates(const Engine *e) { return e->state.updates; }
 void engine_set_updates(Engine *e, int64_t updates) { e->state.updates = updates; }
 const StepTimes *engine_times(const Engine *e) { return &e->clock; }
@@ -292,9 +345,12 @@ void engine_start_average(Engine *e) {
 /* ---- Execution ---- */
 
 /* Inside a step a rank cannot give up alone: the others are in the middle of the same list, and would wait
- * for it forever. comm_fail ends all of them, with this rank's reason. */
+ * for it forever. comm_fail ends all of them, with this rank's reason. Only a failure that all ranks learn
+ * of, and that can be repaired, comes back: from then on the engine waits for nothing. */
 void execution_must(Engine *e, ErrorCode code, const Error *err) {
-    if (code != OK) comm_fail(e->comm, err);
+    if (code == OK) return;
+    if (!comm_is_broken(e->comm)) comm_fail(e->comm, err);
+    e->interrupted = true;
 }
 
 /* The time between begin_wait and end_wait is the `waited` of traces and metrics. On a device it is the time
@@ -315,15 +371,17 @@ static void end_wait(Engine *e, Wait w) {
 
 void execution_wait(Engine *e, CommRequest *request) {
     Error err = {.message = ""};
-    if (*request == 0) return;
-    Wait wait = begin_wait(e);
-    execution_must(e, comm_wait(e->comm, *request, &err), &err);
-    end_wait(e, wait);
+    CommRequest waited = *request;
     *request = 0;
+    if (waited == 0 || e->interrupted) return;
+    Wait wait = begin_wait(e);
+    execution_must(e, comm_wait(e->comm, waited, &err), &err);
+    end_wait(e, wait);
 }
 
 void execution_combine(Engine *e, void *record, size_t bytes, void (*combine)(void *into, const void *from)) {
     Error err = {.message = ""};
+    if (e->interrupted) return;
     Wait wait = begin_wait(e);
     execution_must(e, comm_combine(e->comm, record, bytes, combine, &err), &err);
     end_wait(e, wait);
@@ -607,12 +665,16 @@ const StepTimes *engine_timed(Engine *e, bool wait) {
     return &t->step;
 }
 
+/* After the commit a step has only updates left, which each rank makes by itself unless matrices are sent to
+ * their owners: those are lost. */
+static bool goes_on_alone(const Execution *x) { return x->committed && !x->engine->plan->partition.owners; }
+
 static void execute(Execution *x) {
     Engine *e = x->engine;
     Error err = {.message = ""};
     double begin = clock_seconds();
     e->clock.began = begin;
-    for (int i = 0; i < x->program->count; i++) {
+    for (int i = 0; i < x->program->count && (!e->interrupted || goes_on_alone(x)); i++) {
         /* Evaluations and replays are not timed: their actions share the entry after those of the step. */
         ActionTime *time =
             x->training && !x->replaying ? &e->clock.actions[i] : &e->clock.actions[e->plan->program.count];
@@ -626,7 +688,7 @@ static void execute(Execution *x) {
         time->waited = e->clock.waited - waited;
         /* Collectives make progress here. Otherwise they would stand still while passes run, and no
          * communication would be hidden behind computation. */
-        execution_must(e, comm_poll(e->comm, &err), &err);
+        if (!e->interrupted) execution_must(e, comm_poll(e->comm, &err), &err);
     }
     boundary_finish(x);
     e->progress.current = NULL;
@@ -698,7 +760,7 @@ void engine_replay(Engine *e, const Batch *batch, const Batch *batches, int micr
     execute(&x);
 }
 
-void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result) {
+ErrorCode engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result) {
     Execution x = begin_training(e, options->microbatches, batches, options, result);
     const Partition *p = &e->plan->partition;
     int exact_chunks = p->cp.exact_chunks > 0 ? p->cp.exact_chunks : 1,
@@ -714,7 +776,12 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
     probe_begin(&x);
     execute(&x);
     e->timed.recording = NULL;
+    if (e->interrupted && !goes_on_alone(&x)) {
+        e->torn = x.committed;
+        return ERR_PEER;
+    }
     probe_end(&x);
+    return OK;
 }
 
 static Execution forward_only(Engine *e, const Batch *batch, bool scoring) {

@@ -5,7 +5,8 @@
  * followed by engine_refresh; then steps. A step takes no tensor memory (pools) from the device.
  *
  * One rank alone cannot recover from a communication failure inside a step, so such a failure ends the run on
- * all ranks (comm_fail). */
+ * all ranks (comm_fail). Only one that can be repaired (comm_is_broken, comm/repair.h) comes back: the engine
+ * leaves what it executes, waits for nothing, and is of no use any more but for engine_take_state. */
 #ifndef WEFT_ENGINE_ENGINE_H
 #define WEFT_ENGINE_ENGINE_H
 
@@ -109,6 +110,15 @@ typedef struct StepTimes {
 ErrorCode engine_open(Engine **e, const RankPlan *plan, Device *d, Comm *comm, Error *err);
 void engine_close(Engine *e); /* NULL is allowed */
 
+/* Weights, optimizer states and the number of updates, to go on with in another engine whose plan has the
+ * same shards: a mesh with another number of replicas. */
+typedef struct EngineState EngineState;
+EngineState *engine_take_state(Engine *e); /* e can then only be closed */
+void engine_free_state(EngineState *s);    /* NULL is allowed */
+/* As engine_open. Moves what s has into the engine, unless it fails. */
+ErrorCode engine_open_with(Engine **e, const RankPlan *plan, Device *d, Comm *comm, EngineState *s,
+                           Error *err);
+
 void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed);
 /* Initialises the adapters only: the weights of the base come from elsewhere. */
 void engine_initialise_adapters(Engine *e, uint64_t seed);
@@ -117,8 +127,12 @@ void engine_start_average(Engine *e);
 /* Call after weights were written: updates the compute copies of the master weights. */
 void engine_refresh(Engine *e);
 
-/* batches: one per microbatch. Collective. */
-void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result);
+/* batches: one per microbatch. Collective. ERR_PEER: communication has failed in a way that can be repaired.
+ * Either all living ranks have made the step then, or none has changed anything: comm_commit comes before the
+ * first update. */
+ErrorCode engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result);
+/* After ERR_PEER: the step was committed, and some weights are updated while others cannot be. */
+bool engine_is_torn(const Engine *e);
 /* Number of hashes of a microbatch's gradients and losses; what one of them is of. */
 size_t engine_prints(const Engine *e);
 const char *engine_print_name(const Engine *e, size_t i);

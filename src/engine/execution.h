@@ -151,7 +151,9 @@ struct Engine {
     StepTiming timed;
     Progress progress;
     Targets targets;
-    TensorHash hash; /* of replays */
+    TensorHash hash;  /* of replays */
+    bool interrupted; /* communication has failed, and can be repaired */
+    bool torn;        /* engine_is_torn */
 };
 
 typedef struct Execution {
@@ -165,13 +167,16 @@ typedef struct Execution {
     StepRecord record;
     bool training, poisoned;
     bool replaying; /* passes only: nothing is reduced or updated (engine_replay) */
+    bool committed; /* all living ranks make the update */
     bool scoring;   /* an evaluation whose losses are wanted token by token (engine_score) */
     double limit;   /* largest absolute value that fixed point accepts in one element */
 } Execution;
 
 /* Memory of a buffer. */
 char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microbatch);
-/* Waits for the operation and sets *request to 0. Does not return if communication failed. */
+/* Waits for the operation and sets *request to 0. Does not return if communication failed, unless that can be
+ * repaired: then Engine.interrupted is set, what the operation was to bring is undefined, and the action
+ * goes on to its end where that is safe. */
 void execution_wait(Engine *e, CommRequest *request);
 void execution_must(Engine *e, ErrorCode code, const Error *err);
 /* Blocking comm_combine. */

@@ -162,7 +162,7 @@ static void sum_over_tensor(Execution *x, int unit, char *to) {
     VectorRun run;
     for (int next = 0; program_next_sum(x->program, unit, &next, &run);) {
         Error err = {.message = ""};
-        CommRequest request;
+        CommRequest request = 0;
         execution_must(e,
                        comm_all_reduce(e->comm, MESH_TENSOR, type, to + (size_t)run.first * width, run.count,
                                        e->work.exchange, &request, &err),
@@ -343,7 +343,7 @@ void gradients_reduced(Execution *x, Action a) {
 
 static void exchange(Engine *e, int peer, const float *mine, size_t bytes) {
     Error err = {.message = ""};
-    CommRequest receive, send;
+    CommRequest receive = 0, send = 0;
     uint64_t key = comm_key(2, 0, e->progress.executed);
     execution_must(e, comm_recv(e->comm, peer, key, e->work.tie_buffer, bytes, &receive, &err), &err);
     execution_must(e, comm_send(e->comm, peer, key, mine, bytes, &send, &err), &err);

@@ -17,6 +17,7 @@
 
 #include "base/rng.h"
 #include "base/text.h"
+#include "comm/repair.h"
 #include "device/ops/experts.h"
 #include "device/ops/linear.h"
 #include "device/ops/memory.h"
@@ -61,6 +62,15 @@ static int64_t first_valid(const Execution *x) {
     return counts && x->program->first_alone ? x->batches[0].valid : 0;
 }
 
+/* From here on the step counts: all living ranks make the update, or none does. */
+static bool commit(Execution *x) {
+    Error err;
+    Engine *e = x->engine;
+    if (!e->interrupted) execution_must(e, comm_commit(e->comm, &err), &err);
+    x->committed = !e->interrupted;
+    return x->committed;
+}
+
 void update_norm(Execution *x) {
     Engine *e = x->engine;
     StepResult *r = x->result;
@@ -76,6 +86,7 @@ void update_norm(Execution *x) {
     e->targets.own = o->next ? engine_valid(e, o->next, o->next_microbatches) : 0;
     record->ahead = e->targets.own, record->ahead_unknown = o->next == NULL;
     execution_combine(e, record, sizeof *record, record_combine);
+    if (e->interrupted) return;
     e->targets.all = record->ahead_unknown ? -1 : record->ahead;
     record->valid = r->valid;
     r->nonfinite = record->nonfinite;
@@ -87,6 +98,7 @@ void update_norm(Execution *x) {
     r->any = record->any, r->all = record->all;
     r->skipped = !isfinite(r->loss) || !isfinite(r->grad_norm);
     name_culprit(x);
+    if (!commit(x)) return;
     /* PyTorch's rule: the small constant keeps the quotient finite. */
     double coefficient = o->clip > 0 ? o->clip / (r->grad_norm + 1e-6) : 1;
     r->clip_coefficient = r->skipped ? 0 : fmin(1, coefficient);

@@ -30,6 +30,7 @@ static const EventKind kinds[JOURNAL_EVENTS] = {
     [JOURNAL_RESUMED] = {"resumed", true},
     [JOURNAL_RESTARTED] = {"restarted", true},
     [JOURNAL_RESIZED] = {"resized", true},
+    [JOURNAL_RECOVERED] = {"recovered", true},
     [JOURNAL_CHANGED] = {"changed", true},
     [JOURNAL_CHECKPOINT] = {"checkpoint", true},
     [JOURNAL_VALIDATION] = {"validation", false},

@@ -22,6 +22,7 @@ typedef enum JournalEvent {
     JOURNAL_RESUMED,
     JOURNAL_RESTARTED, /* by a supervisor; before "started" or "resumed" */
     JOURNAL_RESIZED,   /* the same, for another number of ranks: weft resize */
+    JOURNAL_RECOVERED, /* ranks have died, and the others go on without them */
     JOURNAL_CHANGED,   /* after "resumed": what differs from here on */
     JOURNAL_CHECKPOINT,
     JOURNAL_BEST, /* this step's checkpoint is the best so far */

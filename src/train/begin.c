@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -119,10 +120,14 @@ static ErrorCode agree_on_threads(Trainer *t, Error *err) {
 
 /* Nothing between layout and plan may be decided differently on another rank: everything follows from the
  * agreed configuration. */
-static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
+static ErrorCode plan_rank(Trainer *t, Error *err) {
     TRY(layout_build(&t->layout, t->c, comm_size(t->comm), err));
     RankSpec spec = rank_spec(t->c, &t->layout, &t->device);
-    TRY(rank_plan(&t->rank, &spec, &t->layout, comm_rank(t->comm), &t->device, err));
+    return rank_plan(&t->rank, &spec, &t->layout, comm_rank(t->comm), &t->device, err);
+}
+
+static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
+    TRY(plan_rank(t, err));
     TRY(setup_loss_rows(t->c, set, t->rank.model.loss_rows, err));
     if (!t->is_rank0) return OK;
     Text out = {0};
@@ -289,6 +294,17 @@ static ErrorCode agree_on_copies(Trainer *t, Error *err) {
                : OK;
 }
 
+/* Communication and memory of a plan. kept: the weights to go on with, or NULL. */
+static ErrorCode make_engine(Trainer *t, EngineState *kept, Error *err) {
+    TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
+    TRY(agree_on_copies(t, err));
+    const MemoryPlan *memory = rank_memory(&t->rank);
+    TRY(gpu_memory_check(&t->gpu_memory, memory_plan_pools(memory), memory_plan_taken(memory), err));
+    TOGETHER(t, engine_open_with(&t->engine, &t->rank, &t->device, t->comm, kept, err));
+    TRY(gpu_memory_pooled(&t->gpu_memory, err));
+    return check_ownership(t, err);
+}
+
 /* Order: everything that can be refused is refused before memory is allocated, and memory is allocated before
  * anything is measured. */
 static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
@@ -299,13 +315,7 @@ static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
     setup_sums(t->c, &t->layout, t->facts.sums, sizeof t->facts.sums);
     TOGETHER(t, know_base(t, err));
     TOGETHER(t, compare_with_found(t, set, err));
-    TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
-    TRY(agree_on_copies(t, err));
-    const MemoryPlan *memory = rank_memory(&t->rank);
-    TRY(gpu_memory_check(&t->gpu_memory, memory_plan_pools(memory), memory_plan_taken(memory), err));
-    TOGETHER(t, engine_open(&t->engine, &t->rank, &t->device, t->comm, err));
-    TRY(gpu_memory_pooled(&t->gpu_memory, err));
-    TRY(check_ownership(t, err));
+    TRY(make_engine(t, NULL, err));
     if (t->c->metrics.probe > 0)
         t->probe = mem_alloc_array((size_t)t->rank.model.table.units, sizeof *t->probe);
     t->device.profiling = t->c->metrics.profile;
@@ -482,6 +492,25 @@ static ErrorCode open_audit(Trainer *t, Error *err) {
     return audit_open(&t->audit, t->c->run.dir, &who, t->state.step, t->data, &draw, err);
 }
 
+/* What reads data and writes records from t->state on. */
+static ErrorCode open_records(Trainer *t, const OptionSet *set, Error *err) {
+    if (!t->replay) TOGETHER(t, t->is_rank0 ? launch_write(t->c->run.dir, comm_size(t->comm), err) : OK);
+    int dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm));
+    ReadAheadStart from = {t->state.step, t->state.samples};
+    TOGETHER(t, read_ahead_open(&t->read_ahead, t->c, &t->layout, dp_rank, t->data, &from, err));
+    TOGETHER(t, sinks_open(t, err));
+    tracing_open(&t->tracing, t->c, &t->layout, t->comm);
+    TOGETHER(t, open_audit(t, err));
+    t->receipts.first = t->state.samples;
+    TRY(receipt_begin(t, set, err));
+    replicas_open(&t->replicas, t->engine, t->comm);
+    TOGETHER(t, replay_open(t, err));
+    sources_open(&t->sources, &t->rank, t->data, &t->layout);
+    t->reported_sources = t->state.step;
+    activity_engine(t->activity, t->engine);
+    return OK;
+}
+
 /* Ordered by what can go wrong: cheap checks come before files, files before memory, memory before measuring.
  * Records come last, so a run that cannot begin has written nothing to them. */
 ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
@@ -489,6 +518,7 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     run_enter(t, PHASE_READING);
     /* Report what is wrong, and what this machine cannot run, before anything is created. */
     TOGETHER(t, setup_check(t->c, err));
+    TRY(recovery_open(t, err));
     TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
     TOGETHER(t, refuse_notice(t, err));
     gpu_memory_open(&t->gpu_memory, t->comm, &t->device);
@@ -510,19 +540,43 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     TRY(begin_or_resume(t, set, err));
     run_enter(t, PHASE_RECORDS);
     TOGETHER(t, t->is_rank0 ? write_config(t, set, err) : OK);
-    if (!t->replay) TOGETHER(t, t->is_rank0 ? launch_write(t->c->run.dir, comm_size(t->comm), err) : OK);
-    int dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm));
-    ReadAheadStart from = {t->state.step, t->state.samples};
-    TOGETHER(t, read_ahead_open(&t->read_ahead, t->c, &t->layout, dp_rank, t->data, &from, err));
-    TOGETHER(t, sinks_open(t, err));
-    tracing_open(&t->tracing, t->c, &t->layout, t->comm);
-    TOGETHER(t, open_audit(t, err));
-    t->receipts.first = t->state.samples;
-    TRY(receipt_begin(t, set, err));
-    replicas_open(&t->replicas, t->engine, t->comm);
-    TOGETHER(t, replay_open(t, err));
-    sources_open(&t->sources, &t->rank, t->data, &t->layout);
-    t->reported_sources = t->state.step;
-    activity_engine(t->activity, t->engine);
-    return OK;
+    return open_records(t, set, err);
+}
+
+/* The process of rank 0 may just have died, and with it its lock; the system may take a moment to notice. */
+static ErrorCode inherit_lock(Trainer *t, Error *err) {
+    enum { TRIES = 100 };
+    ErrorCode code = ERR_CANTCREATE;
+    if (t->lock.fd > 0) return OK;
+    for (int i = 0; i < TRIES && code == ERR_CANTCREATE; i++) {
+        if (i > 0) nanosleep(&(struct timespec){0, 50000000}, NULL);
+        code = lock_take(&t->lock, t->c->run.dir, err);
+    }
+    return code;
+}
+
+void run_close_records(Trainer *t) {
+    read_ahead_close(&t->read_ahead);
+    sinks_close(t);
+    audit_close(&t->audit);
+    receipt_close(t);
+    tracing_close(&t->tracing);
+    replicas_close(&t->replicas);
+    replay_close(t);
+    sources_close(&t->sources);
+}
+
+ErrorCode run_begin_again(Trainer *t, OptionSet *set, Error *err) {
+    run_enter(t, PHASE_ALLOCATING);
+    t->is_rank0 = comm_rank(t->comm) == 0;
+    if (t->is_rank0) log_set_level(t->asked);
+    TOGETHER(t, t->is_rank0 ? inherit_lock(t, err) : OK);
+    TRY(look_for_directory(t, err));
+    TOGETHER(t, plan_rank(t, err));
+    TRY(make_engine(t, t->recovery.state, err));
+    run_enter(t, PHASE_LOADING);
+    if (!t->mirror) TOGETHER(t, open_mirror(t, err));
+    TOGETHER(t, saver_open(&t->saver, t->c, set, &t->facts, t->engine, t->comm, t->tokenizer, -1, err));
+    run_enter(t, PHASE_RECORDS);
+    return open_records(t, set, err);
 }

@@ -436,9 +436,8 @@ static void inject_one(const Fault *f, Engine *e, StepOptions *options) {
 }
 
 /* In the order of the text. */
-void inject_faults(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions *options) {
-    for (const Fault *f = NULL; (f = inject_at(in, engine_plan(e)->rank, step, attempt, f));)
-        inject_one(f, e, options);
+void inject_faults(const Inject *in, int rank, Engine *e, int64_t step, int attempt, StepOptions *options) {
+    for (const Fault *f = NULL; (f = inject_at(in, rank, step, attempt, f));) inject_one(f, e, options);
 }
 
 void inject_phase_faults(const Inject *in, const FaultPoint *point) {

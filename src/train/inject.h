@@ -88,9 +88,9 @@ const Fault *inject_in(const Inject *in, const FaultPoint *point, const Fault *l
 /* Which of `bits` bits a bitflip changes; which of so many elements becomes a NaN. bits >= 1. */
 uint64_t inject_index(const Fault *f, uint64_t bits);
 
-/* Injects all faults of the engine's rank before step `step` (1-based) of this attempt, with a line of the
- * log for each. A NaN is injected inside the step: options->poison. */
-void inject_faults(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions *options);
+/* Injects all faults of a rank before step `step` (1-based) of this attempt, with a line of the log for
+ * each. A NaN is injected inside the step: options->poison. */
+void inject_faults(const Inject *in, int rank, Engine *e, int64_t step, int attempt, StepOptions *options);
 
 /* Injects all faults of a rank on entering a phase, with a line of the log for each. */
 void inject_phase_faults(const Inject *in, const FaultPoint *point);

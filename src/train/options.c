@@ -1,4 +1,5 @@
-/* Options of the sections `run`, `train`, `numerics`, `validation`, `evaluation`, `check` and `restart`. */
+/* Options of the sections `run`, `train`, `numerics`, `validation`, `evaluation`, `check`, `restart` and
+ * `recovery`. */
 #include "base/option_rows.h"
 #include "config/config.h"
 #include "device/device.h"
@@ -215,4 +216,11 @@ const Option check_options[] = {
     REAL("restart.backoff_s", restart.backoff_s, "1", 0, 3600, NOTHING,
          "With --restarts: seconds before the first restart; doubled with each, up to 60, until one ran for "
          "ten minutes."),
+
+    /* Bits are those of an undisturbed run, so nothing about the curve depends on it. */
+    CHOICE(
+        "recovery.mode", recovery.mode, "restart", CHOICE_WORDS(RECOVERY_MODES), NOTHING,
+        "When a rank dies: restart ends the run, which goes on from its last checkpoint once it is started "
+        "again; in_place goes on with the ranks that are left, in the same step "
+        "(docs/use/in-place-recovery.md)."),
     TABLE_END};

@@ -109,7 +109,7 @@ static ErrorCode close_board(Trainer *t, Error *err) { return tensorboard_close(
 
 ErrorCode record_event(Trainer *t, JournalEvent event, int64_t step, const char *detail,
                        const JournalFact *facts, Error *err) {
-    return t->is_rank0 ? journal_add(&t->journal, event, step, detail, facts, err) : OK;
+    return t->is_rank0 && t->journal.fd >= 0 ? journal_add(&t->journal, event, step, detail, facts, err) : OK;
 }
 
 /* The journal records how often, and why, the run was started again. */
@@ -134,6 +134,7 @@ static ErrorCode open_journal(Trainer *t, Error *err) {
     int64_t step = t->state.step;
     if (!t->is_rank0) return OK;
     TRY(journal_open(&t->journal, t->c->run.dir, err));
+    if (t->recovery.count > 0) return OK; /* recovery.c records it */
     TRY(record_restart(t, err));
     const InputsFrom from = {t->file, t->c, t->data, step, t->init};
     TRY(inputs_record(&from, &t->journal, err));

@@ -73,6 +73,8 @@ ErrorCode replay_open(Trainer *t, Error *err) {
 void replay_close(Trainer *t) {
     free(t->replays.owners);
     free(t->replays.prints);
+    t->replays.owners = NULL;
+    t->replays.prints = NULL;
 }
 
 /* ---- computing again ---- */

@@ -59,6 +59,38 @@ typedef struct StragglerWindow {
     double seconds, waited, data; /* of steps; of these, waiting for ranks and for data */
 } StragglerWindow;
 
+/* Counts and windows that a step adds to. */
+typedef struct Progress {
+    RunState state;
+    MetricsWindow window;
+    Goodput goodput;
+    StragglerWindow stragglers;
+    int64_t bad_in_row;
+    int unbalanced;
+} Progress;
+
+/* A step that all living ranks have made (comm_commit), until the next one. */
+typedef struct MadeStep {
+    int64_t step; /* 0: none */
+    StepResult result;
+    double seconds; /* that it took */
+} MadeStep;
+
+/* Going on without ranks that died (recovery.c). */
+typedef struct Recovery {
+    bool possible;      /* recovery.mode in_place, and comm_allow_repair has agreed */
+    bool refused;       /* all ranks know that the run cannot go on without those that died */
+    int count;          /* recoveries so far */
+    int own;            /* number of this rank when the run began, which injected faults go by */
+    Mesh mesh;          /* when the run began, */
+    int *numbers;       /* [ranks] and which of its ranks each one of now was */
+    bool torn;          /* this rank has half an update */
+    bool owes_save;     /* a save was given up */
+    EngineState *state; /* while there is no engine */
+    Progress before[2]; /* at the start of the step under way, and of the one before */
+    MadeStep made;
+} Recovery;
+
 /* Everything that a run opens: opened by run_begin, closed in trainer_run. The close functions accept what
  * was never opened, for which zero stands. */
 typedef struct Trainer {
@@ -72,6 +104,7 @@ typedef struct Trainer {
     Device device;
     GpuMemoryUse gpu_memory;
     const Inject *inject;
+    Recovery recovery;
     Activity *activity; /* the phase and step that the watchdog reads */
     bool entered[PHASES];
 
@@ -129,7 +162,8 @@ static inline bool due(int64_t every, int64_t step) { return every > 0 && step %
 
 /* Whether the run is saved after the step that was just made. */
 static inline bool run_saves_now(const Trainer *t) {
-    return t->stopping || t->state.step == t->c->train.steps || due(t->c->checkpoint.every, t->state.step);
+    return t->stopping || t->recovery.owes_save || t->state.step == t->c->train.steps ||
+           due(t->c->checkpoint.every, t->state.step);
 }
 
 /* ---- replay_check.c: all ranks ---- */
@@ -158,6 +192,23 @@ ErrorCode receipt_sync(Trainer *t, Error *err);
 void receipt_report(const Trainer *t); /* at the end: head and cost */
 void receipt_close(Trainer *t);
 
+/* ---- recovery.c: all ranks ---- */
+
+/* Warns, once, if recovery.mode is in_place and this run cannot go on without ranks that die. */
+ErrorCode recovery_open(Trainer *t, Error *err);
+void recovery_close(Trainer *t);
+/* At the start of each step: to here a recovery returns. */
+void recovery_mark(Trainer *t);
+/* After the step that is under way was made: returns it when a recovery has gone back to its start. */
+void recovery_keep(Trainer *t, const StepResult *r, double seconds);
+const MadeStep *recovery_made(const Trainer *t); /* the step under way, if it is made already; or NULL */
+/* Whether the failure that loop has returned can be recovered from. */
+bool recovery_can(Trainer *t);
+/* Goes on without the ranks that died: to the start of the step that not all had finished. ERR_PEER with
+ * t->recovery.refused on all ranks if that is not possible. Ranks that the new mesh has no place for end
+ * here. After another failure recovery_can says whether to call it again. */
+ErrorCode recovery_run(Trainer *t, OptionSet *set, Error *err);
+
 /* ---- trainer.c ---- */
 
 /* Enters a phase, on all ranks, before its work begins: the watchdog learns of it, and injected faults
@@ -172,6 +223,10 @@ bool begin_has_notice(const Config *c);
 /* From the configuration to a run that is ready for its next step: device, directory, data, plan, memory,
  * checkpoint to resume from, records. All ranks. trainer_run closes what was opened before a failure. */
 ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err);
+/* The same after a recovery, for other ranks: from the plan on, with the weights in t->recovery.state. */
+ErrorCode run_begin_again(Trainer *t, OptionSet *set, Error *err);
+/* Closes what that opens, except for the engine. */
+void run_close_records(Trainer *t);
 
 /* ---- records.c ---- */
 

@@ -61,10 +61,26 @@ static void warn_of_load(const Comm *comm) {
              load, cores);
 }
 
+/* A configuration that a recovery has left behind, with fewer replicas, can be read but not begun with. */
+static ErrorCode check_recovery(const Config *c, Error *err) {
+    if (c->recovery.mode != RECOVERY_IN_PLACE) return OK;
+    if (c->mesh.dp_replicate < 2)
+        return error_set(err, ERR_CONFIG,
+                         "recovery.mode in_place takes the weights of a dead rank from a replica, but "
+                         "mesh.dp_replicate is %lld: set it to 2 or more",
+                         (long long)c->mesh.dp_replicate);
+    if (strcmp(device_kind(c->run.device), "cuda") == 0)
+        return error_set(err, ERR_CONFIG,
+                         "recovery.mode in_place is not in this version with run.device: cuda; set "
+                         "recovery.mode=restart");
+    return OK;
+}
+
 /* That no data is named is left to those who open it. */
 ErrorCode setup_check(const Config *c, Error *err) {
     TRY(dataset_check(&c->data, c->train.context, err));
     TRY(tasks_check(&c->evaluation, err));
+    TRY(check_recovery(c, err));
     return best_check(c, err);
 }
 

@@ -24,6 +24,7 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "comm/launch.h"
+#include "comm/repair.h"
 #include "observe/console.h"
 #include "observe/spike.h"
 #include "train/resize.h"
@@ -56,7 +57,7 @@ void trainer_ignore_signals(void) { ending = true; }
  * rank. */
 void run_enter(Trainer *t, Phase phase) {
     activity_enter(t->activity, phase, t->state.step);
-    FaultPoint point = {.rank = comm_rank(t->comm),
+    FaultPoint point = {.rank = t->recovery.own,
                         .attempt = supervise_attempt(),
                         .phase = phase,
                         .step = t->state.step,
@@ -115,9 +116,9 @@ static void copy_finished(void *saver) { saver_copied(saver); }
 static void inject_step_faults(Trainer *t, StepOptions *options) {
     int attempt = supervise_attempt();
     int64_t step = t->state.step + 1;
-    if (!inject_at(t->inject, comm_rank(t->comm), step, attempt, NULL)) return;
+    if (!inject_at(t->inject, t->recovery.own, step, attempt, NULL)) return;
     saver_copied(&t->saver);
-    inject_faults(t->inject, t->engine, step, attempt, options);
+    inject_faults(t->inject, t->recovery.own, t->engine, step, attempt, options);
 }
 
 /* All ranks return the error; rank 0 prints it. */
@@ -166,6 +167,19 @@ static StepOptions options_of_step(Trainer *t) {
     return options;
 }
 
+/* A step that was made before a recovery is not made again: only what follows it is. */
+static void take_made(const MadeStep *made, StepOptions *options, StepResult *r) {
+    *r = made->result;
+    r->any &= RECORD_WRITER - 1; /* the rest is of a save that was given up */
+    r->all &= RECORD_WRITER - 1;
+    options->probe = NULL;
+}
+
+static ErrorCode make_step(Trainer *t, const StepOptions *options, StepResult *r, Error *err) {
+    if (engine_step(t->engine, t->read_ahead.now->batches, options, r) == OK) return OK;
+    return error_set(err, ERR_PEER, "step %lld: another rank died", (long long)t->state.step + 1);
+}
+
 /* Traffic is counted from here: saves and records between steps are left out. A step in which a microbatch
  * was computed wrong has changed nothing, and is made again. */
 static ErrorCode step_on_data(Trainer *t, StepOptions *options, StepResult *r, Error *err) {
@@ -176,11 +190,11 @@ static ErrorCode step_on_data(Trainer *t, StepOptions *options, StepResult *r, E
     options->next_microbatches = next ? (int)next->microbatches : 0;
     comm_reset_traffic(t->comm);
     if (due(t->c->check.replay_every, t->state.step + 1)) TRY(replay_begin(t, options, err));
-    engine_step(t->engine, now->batches, options, r);
+    TRY(make_step(t, options, r, err));
     while (options->replay && options->replay->differs) {
         TRY(replay_judge(t, err));
         options->poison = POISON_NONE;
-        engine_step(t->engine, now->batches, options, r);
+        TRY(make_step(t, options, r, err));
     }
     sources_add(&t->sources, now, t->read_ahead.sequences, t->engine);
     return OK;
@@ -206,7 +220,7 @@ static ErrorCode write_step(Trainer *t, const StepResult *r, const StepOptions *
     TRY(record_step(t, &m, err));
     TRY(receipt_step(t, &m, err));
     TRY(record_probe(t, options, err));
-    TRY(tracing_step(&t->tracing, t->engine, t->state.step, err));
+    if (!recovery_made(t)) TRY(tracing_step(&t->tracing, t->engine, t->state.step, err));
     if (tracing_due(&t->tracing)) TRY(record_trace(t, err));
     bool looks = due(t->c->metrics.log_freq, m.step) || m.step == m.total_steps || t->stopping;
     return watch_memory(t, r->any, looks, err);
@@ -218,14 +232,21 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     double start = clock_seconds(), waited;
     StepResult r;
     StepOptions options = options_of_step(t);
-    inject_step_faults(t, &options);
+    const MadeStep *made = recovery_made(t);
+    if (!made) inject_step_faults(t, &options);
     TRY(read_ahead_next(&t->read_ahead, &waited, err));
-    TRY(step_on_data(t, &options, &r, err));
+    if (made) {
+        take_made(made, &options, &r);
+    } else {
+        TRY(step_on_data(t, &options, &r, err));
+        recovery_keep(t, &r, clock_seconds() - start);
+    }
     t->stopping |= (r.any & RECORD_STOP) != 0;
     t->noticed |= (r.any & RECORD_NOTICE) != 0;
     /* Advances the save under way by what the record brought. */
     TRY(saver_advance(&t->saver, r.any, r.all, err));
-    double seconds = clock_seconds() - start, for_ranks = engine_times(t->engine)->waited;
+    double seconds = made ? made->seconds : clock_seconds() - start,
+           for_ranks = engine_times(t->engine)->waited;
     metrics_window_step(&t->window, t->read_ahead.now->tokens, seconds, waited, for_ranks);
     goodput_step(&t->goodput, seconds, r.skipped);
     TRY(count_step(t, &r, err));
@@ -318,6 +339,7 @@ static ErrorCode save(Trainer *t, bool last, Error *err) {
     if (t->c->data.audit) TRY(audit_sync(&t->audit, err));
     TRY(receipt_sync(t, err));
     TRY(look_for_best(t, err));
+    t->recovery.owes_save = false;
     TRY(saver_begin(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
     /* The last save is waited for; others continue alongside the next steps. */
     if (last || t->stopping) TRY(saver_wait(&t->saver, err));
@@ -349,11 +371,13 @@ static ErrorCode measure(Trainer *t, bool last, Error *err) {
  * was measured at this step before, or was not supposed to be. */
 static ErrorCode loop(Trainer *t, Error *err) {
     const Config *c = t->c;
+    recovery_mark(t);
     TRY(compare_replicas(t, err));
     if (t->state.step == 0) TRY(measure(t, false, err));
     while (t->state.step < c->train.steps && !t->stopping) {
         if (t->activity->phase != PHASE_STEPS) gpu_memory_allow(&t->gpu_memory);
         run_enter(t, PHASE_STEPS);
+        recovery_mark(t);
         TRY(one_step(t, err));
         TRY(record_saves(t, err));
         bool last = t->state.step == c->train.steps, saves = run_saves_now(t);
@@ -424,11 +448,21 @@ static ErrorCode end_together(Trainer *t, Error *err) {
     return err->code;
 }
 
+/* Goes on as often as ranks die and the others can do without them. */
+static ErrorCode make_steps(Trainer *t, OptionSet *set, Error *err) {
+    ErrorCode code = t->replay ? replay(t, err) : loop(t, err);
+    while (code != OK && recovery_can(t)) {
+        code = recovery_run(t, set, err);
+        if (code == OK) code = loop(t, err);
+    }
+    return code;
+}
+
 /* A failure of loop is this rank's alone, unless known_to_all says otherwise: the others are in the middle of
  * something, so comm_fail ends them. */
 static ErrorCode run_training(Trainer *t, OptionSet *set, Error *err) {
     TRY(run_begin(t, set, err));
-    ErrorCode code = t->replay ? replay(t, err) : loop(t, err);
+    ErrorCode code = make_steps(t, set, err);
     if (t->replay && (code == OK || code == ERR_STOPPED)) return code;
     if (code == OK) return finish(t, err);
     /* If the directory is gone, that is the cause of whatever could not be written to it. */
@@ -437,6 +471,7 @@ static ErrorCode run_training(Trainer *t, OptionSet *set, Error *err) {
     console_clear();
     record_event(t, code == ERR_REPLICAS ? JOURNAL_DIVERGED : JOURNAL_FAILED, t->state.step, err->message,
                  NULL, NULL);
+    if (t->recovery.refused) return code;
     if (known_to_all(code)) return end_together(t, err);
     if (comm_size(t->comm) > 1) comm_fail(t->comm, err);
     return code;
@@ -444,14 +479,8 @@ static ErrorCode run_training(Trainer *t, OptionSet *set, Error *err) {
 
 /* Accepts what was never opened. The device is closed after the engine and communicators that use it. */
 static void close_run(Trainer *t) {
-    read_ahead_close(&t->read_ahead);
-    sinks_close(t);
-    audit_close(&t->audit);
-    receipt_close(t);
-    tracing_close(&t->tracing);
-    replicas_close(&t->replicas);
-    replay_close(t);
-    sources_close(&t->sources);
+    run_close_records(t);
+    recovery_close(t);
     engine_close(t->engine);
     rank_plan_free(&t->rank);
     layout_free(&t->layout);
@@ -475,6 +504,7 @@ static ErrorCode run(Comm *comm, const char *file, Config *c, OptionSet *set, co
                  .file = file,
                  .comm = comm,
                  .is_rank0 = comm_rank(comm) == 0,
+                 .recovery.own = comm_rank(comm),
                  .asked = log_level(),
                  .inject = inject,
                  .activity = activity,
@@ -485,6 +515,8 @@ static ErrorCode run(Comm *comm, const char *file, Config *c, OptionSet *set, co
                  .listener = {.fd = -1}};
     run_hush(&t);
     ErrorCode code = run_training(&t, set, err);
+    /* Outside of the steps a death ends the run; MPI would wait for the dead at its end. */
+    if (code != OK && comm_is_broken(comm)) comm_fail(comm, err);
     activity_enter(activity, PHASE_ENDING, t.state.step);
     activity_engine(activity, NULL);
     if (t.lock.fd > 0 && lock_check(&t.lock, c->run.dir, NULL) == OK) launch_remove(c->run.dir);

@@ -130,6 +130,16 @@ static void close_run(Run *r) {
     device_close(&r->device);
 }
 
+/* Another engine of the same plan, as after a repair. */
+static void reopen(Run *r) {
+    Error err = {0};
+    EngineState *state = engine_take_state(r->engine);
+    engine_close(r->engine);
+    if (engine_open_with(&r->engine, &r->plan, &r->device, r->comm, state, &err) != OK)
+        fail_msg("%s", err.message);
+    engine_free_state(state);
+}
+
 static StepOptions options(double lr) { return (StepOptions){.lr_factor = lr, .clip = 1, .clip_norm = 2}; }
 
 static void *fetch(Run *r, const void *tensor, size_t bytes) {
@@ -865,8 +875,42 @@ static void test_inference(void **state) {
                                 .biases = i & 4});
 }
 
+/* Steps have the same bits when another engine goes on with the weights, the moments and the number of
+ * updates. */
+static void check_state(Setup s) {
+    Run plain, moved;
+    StepOptions o = options(0.05);
+    StepResult a, b;
+    open_run(&plain, s);
+    open_run(&moved, s);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(engine_step(plain.engine, plain.batches, &o, &a), OK);
+        assert_int_equal(engine_step(moved.engine, moved.batches, &o, &b), OK);
+        assert_memory_equal(&a.loss, &b.loss, sizeof a.loss);
+        assert_memory_equal(&a.grad_norm, &b.grad_norm, sizeof a.grad_norm);
+        reopen(&moved);
+    }
+    assert_int_equal(engine_updates(moved.engine), 4);
+    assert_false(engine_is_torn(moved.engine));
+    assert_memory_equal(weights_of(&plain), weights_of(&moved), flat_bytes(&plain));
+    close_run(&moved);
+    close_run(&plain);
+}
+
+static void test_another_engine_goes_on(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        check_state((Setup){.kind = "auto",
+                            .threads = 2,
+                            .compute = i & 1 ? DTYPE_BF16 : DTYPE_F32,
+                            .tied = i & 2,
+                            .exact = i & 2,
+                            .ema = i & 1 ? 0.9 : 0});
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_scores),
+                                       cmocka_unit_test(test_another_engine_goes_on),
                                        cmocka_unit_test(test_inference),
                                        cmocka_unit_test(test_probe),
                                        cmocka_unit_test(test_probes_are_alike),

@@ -18,7 +18,7 @@
 #include "base/rng.h"
 #include "comm/repair.h"
 
-enum { RANKS_MAX = 64, LARGEST = 200000, KINDS = 8, LAST = 40, MANY = 100000, MESSAGE = 1 };
+enum { RANKS_MAX = 64, LARGEST = 200000, KINDS = 9, LAST = 40, MANY = 100000, MESSAGE = 1 };
 
 typedef struct World {
     Comm *comm;
@@ -28,7 +28,7 @@ typedef struct World {
     int ids[RANKS_MAX];      /* by rank: its first number */
     bool planned[RANKS_MAX]; /* by first number: it is to die */
     bool doomed;             /* this rank is, and its time is running */
-    int64_t operations;
+    int64_t operations, commits;
     int unplanned; /* ranks that are gone and were not to die: the MPI library may crash when others do */
     int64_t *data, *more, *workspace;
 } World;
@@ -201,9 +201,31 @@ static ErrorCode views(World *w, int64_t n) {
     return comm_barrier(w->comm, &w->err);
 }
 
+/* Either all of those that are left have committed, or none (settled). */
+static ErrorCode commits(World *w, int64_t n) {
+    TRY(records(w, n));
+    TRY(comm_commit(w->comm, &w->err));
+    w->commits++;
+    return OK;
+}
+
+static void larger(void *into, const void *from) {
+    int64_t *a = into;
+    const int64_t *b = from;
+    for (int i = 0; i < 2; i++) a[i] = b[i] > a[i] ? b[i] : a[i];
+}
+
+static ErrorCode settled(World *w) {
+    int64_t most[2] = {w->commits, -w->commits};
+    TRY(comm_combine(w->comm, most, sizeof most, larger, &w->err));
+    if (most[0] != -most[1]) wrong(w, "some have committed what others have not");
+    return OK;
+}
+
 static ErrorCode operate(World *w) {
     static ErrorCode (*const kinds[KINDS])(World *, int64_t) = {
-        all_reduce, all_reduce_floats, reduce_scatter, all_gather, all_to_all, messages, records, views};
+        all_reduce, all_reduce_floats, reduce_scatter, all_gather, all_to_all,
+        messages,   records,           views,          commits};
     uint64_t key = draw(w, 1000 + (uint64_t)w->operations);
     int64_t n = (int64_t)(key >> 32) % (key & 16 ? LARGEST : 100) + 1;
     ErrorCode code = kinds[key % KINDS](w, n);
@@ -224,6 +246,7 @@ static ErrorCode live(World *w) {
     doom_at(w, &p, -1);
     TRY(comm_set_mesh(w->comm, &mesh, &w->err));
     w->operations = 0;
+    TRY(settled(w));
     for (int k = 0; k < (p.first < 0 ? LAST : MANY); k++) {
         doom_at(w, &p, k);
         TRY(operate(w));

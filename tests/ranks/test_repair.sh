@@ -19,18 +19,8 @@ refused() {
 # shellcheck disable=SC2086
 is_open_mpi_5 || refused "has no ULFM" $mpirun
 
-venv=$(realpath "$WEFT_SOURCE_DIR")/.venv-ulfm
-if is_open_mpi_5; then
-    five=$launcher
-elif is_open_mpi && [ -x "$venv/bin/mpirun" ]; then
-    five=$venv/bin/mpirun
-    export LD_LIBRARY_PATH=$venv/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-else
-    [ "$failures" -eq 0 ] || conclude
-    echo "skipped: no Open MPI 5 with ULFM for $("$weft" --version | sed -n 's/^ranks: //p') here: tools/setup.sh ulfm installs it from PyPI"
-    exit 77
-fi
-five="$five --allow-run-as-root --oversubscribe --bind-to none"
+take_ulfm || { [ "$failures" -eq 0 ] || conclude; echo "skipped: $no_ulfm"; exit 77; }
+five="$launcher --allow-run-as-root --oversubscribe --bind-to none"
 # shellcheck disable=SC2086
 refused 'start it with "--with-ft ulfm"' $five
 

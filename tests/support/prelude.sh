@@ -42,6 +42,17 @@ needs_ranks() {
     export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # MPI libraries unload their plugins before the leak check
     export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} # what Open MPI selects on one machine anyway, without loading all the others
 }
+# take_ulfm: true if there is an Open MPI 5 with ULFM: that of the build (make mpi5), or the one that tools/setup.sh ulfm has installed, which
+# programs find from then on. no_ulfm: why not.
+take_ulfm() {
+    local venv
+    venv=$(realpath "$WEFT_SOURCE_DIR")/.venv-ulfm
+    is_open_mpi_5 && return
+    no_ulfm="no Open MPI 5 with ULFM for $("$weft" --version | sed -n 's/^ranks: //p') here: tools/setup.sh ulfm installs it from PyPI"
+    is_open_mpi && [ -x "$venv/bin/mpirun" ] || return
+    launcher=$venv/bin/mpirun
+    export PATH=$venv/bin:$PATH LD_LIBRARY_PATH=$venv/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+}
 needs_simulated_gpu() { [ -n "${CUDA_SIM:-}" ] || { echo "cuda_sim is not built here"; exit 77; }; }
 # simulate_gpus N: gives the ranks N simulated GPUs, in strict mode, in which mistakes are errors.
 simulate_gpus() {
