@@ -44,6 +44,35 @@ static float count_up(const float *terms, int n, int *most) {
     return sums[0];
 }
 
+/* The same where runs of terms come as the largest blocks of the tree, each already added up. A run ends
+ * behind each term whose bit of `ends` is set. */
+static float count_blocks(const float *terms, int n, unsigned ends) {
+    float sums[LEVELS] = {0};
+    for (int first = 0, end; first < n; first = end) {
+        TreeBlock blocks[TREE_BLOCKS];
+        for (end = first + 1; end < n && !(ends >> (end - 1) % 32 & 1);) end++;
+        int count = tree_blocks(n, (TreeBlock){first, end - first}, blocks);
+        for (int b = 0; b < count; b++) {
+            int at = tree_waiting(blocks[b].first);
+            sums[at] = tree_sum(terms + blocks[b].first, blocks[b].size);
+            for (int carries = tree_block_carries(blocks[b]); carries > 0; carries--, at--)
+                sums[at - 1] += sums[at];
+        }
+    }
+    return sums[0];
+}
+
+static void blocks_have_the_bits_of_the_tree(void **state) {
+    (void)state;
+    for (int n = 1; n <= MOST; n *= 2)
+        for (unsigned ends = 0; ends < 200; ends++) {
+            float terms[MOST];
+            for (int i = 0; i < n; i++) terms[i] = term((int)ends, i);
+            float sum = count_blocks(terms, n, ends * 2654435761u), tree = tree_sum(terms, n);
+            assert_memory_equal(&sum, &tree, sizeof sum);
+        }
+}
+
 static void counter_has_the_bits_of_the_tree(void **state) {
     (void)state;
     int ordered = 0;
@@ -61,6 +90,7 @@ static void counter_has_the_bits_of_the_tree(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(counter_has_the_bits_of_the_tree)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(counter_has_the_bits_of_the_tree),
+                                       cmocka_unit_test(blocks_have_the_bits_of_the_tree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

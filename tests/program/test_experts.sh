@@ -95,6 +95,16 @@ fast='mesh.dp_shard=2 numerics.mode=fast train.compute=bf16 train.steps=3'
 mesh 2 both_fast $fast numerics.tp_invariant_up_to=2
 mesh 4 both_fast4 $fast mesh.tp=2 mesh.ep=2 train.recompute=full
 [ "$(curve both_fast4)" = "$(curve both_fast)" ] && [ "$(digest both_fast4)" = "$(digest both_fast)" ] || fail "ep with tp has other bits in bf16"
+# Products of all source ranks' rows, and gradients that they sum: in one dispatch chunk, and in several.
+for compute in fp32 bf16; do
+    apart="model.num_experts=8 mesh.dp_shard=4 numerics.mode=fast train.gradient_sync=microbatch train.compute=$compute train.steps=3"
+    mesh 4 apart_$compute $apart
+    mesh 4 joined_$compute $apart mesh.ep=4 train.ep_buffer_factor=4
+    mesh 4 chunks_$compute $apart mesh.ep=4 train.ep_buffer_factor=1
+    for run in joined_$compute chunks_$compute; do
+        [ "$(curve $run)" = "$(curve apart_$compute)" ] && [ "$(digest $run)" = "$(digest apart_$compute)" ] || fail "$run has other bits than without ep"
+    done
+done
 exits 0 train run.yaml run.dir=free model.output_router_logits=false
 curve free | cmp -s - one.curve && fail "the balance loss changes nothing"
 grep -q '"balance_loss": null' free/metrics.jsonl || fail "a balance loss without one: $(head -1 free/metrics.jsonl)"

@@ -332,6 +332,13 @@ static int threads_for(const Device *d, const Product *p, const Grid *grid) {
 /* Scratch of one thread: packed panels, then tiles. */
 static size_t thread_floats(int tiles) { return PRODUCT_SCRATCH + (size_t)tiles * TILE_FLOATS; }
 
+/* Elements of a tile, at most. With a source of few rows after the other, a tile's time is that of adding its
+ * waiting sums; those that are added most often should stay in the L2 cache. */
+static int64_t largest_tile(const Product *p) {
+    if (p->rows && p->trans_a) return TILE_FLOATS / 4;
+    return spare_tiles(p) ? TILE_FLOATS : TALL * PRODUCT_COLS;
+}
+
 /* Numbers of rows i .. i+m-1 of an expert's, over all sources. */
 static void number_rows(const Product *p, int64_t i, int64_t m, int32_t *numbers) {
     int64_t before = 0, first;
@@ -346,8 +353,7 @@ static void number_rows(const Product *p, int64_t i, int64_t m, int32_t *numbers
 /* Computes each tile with its splits. A thread's scratch starts at its number times `each`; it holds packed
  * panels, then the tiles of spare_tiles. If there are none, sums go straight to C. */
 static void packed(Gemm *g, Device *d, const Product *p) {
-    Grid grid =
-        grid_of(p, d->threads, spare_tiles(p) ? TILE_FLOATS : TALL * PRODUCT_COLS, g->kernels->bf16_pace);
+    Grid grid = grid_of(p, d->threads, largest_tile(p), g->kernels->bf16_pace);
     size_t each = thread_floats(spare_tiles(p));
     int64_t count = grid.down * grid.across;
     CHECK(d->scratch_size >= (size_t)d->threads * each * sizeof(float));
