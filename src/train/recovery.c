@@ -147,9 +147,14 @@ static void combine(void *into, const void *from) {
     a->saving += b->saving;
 }
 
+/* A rank may have died after the commit of a step and before it wrote its own line about it, although all
+ * others have. */
+static bool writes_of_each_rank(const Config *c) { return c->data.audit || c->metrics.all_ranks; }
+
 static Facts facts_of(const Trainer *t) {
     const Recovery *r = &t->recovery;
     Facts own = {.started = r->before[0].state.step, .torn = r->torn, .saving = r->owes_save};
+    if (writes_of_each_rank(t->c) && r->made.step == own.started && own.started > 0) own.started--;
     own.made = own.most_made = r->made.step > own.started ? r->made.step : own.started;
     return own;
 }
@@ -289,13 +294,12 @@ static void go_back_to(Trainer *t, int64_t step) {
 }
 
 static ErrorCode record_recovery(Trainer *t, const Gone *gone, int replicas, double seconds, Error *err) {
-    const MadeStep *made = recovery_made(t);
     char detail[400], left[160] = "";
     if (gone->left.length)
         snprintf(left, sizeof left, "; rank %.100s left, which no replica needs", gone->left.data);
-    snprintf(detail, sizeof detail, "rank %.100s died in step %lld%s; %d ranks go on with dp_replicate %d%s",
-             gone->died.length ? gone->died.data : "?", (long long)t->state.step + 1,
-             made ? ", after its update" : "", comm_size(t->comm), replicas, left);
+    snprintf(detail, sizeof detail, "rank %.100s died %s step %lld; %d ranks go on with dp_replicate %d%s",
+             gone->died.length ? gone->died.data : "?", recovery_made(t) ? "after the update of" : "in",
+             (long long)t->state.step + 1, comm_size(t->comm), replicas, left);
     if (t->is_rank0) log_warn("%s; recovered in %.3f s", detail, seconds);
     const JournalFact facts[] = {
         {"ranks", comm_size(t->comm)}, {"dp_replicate", replicas}, {"seconds", seconds}, {NULL, 0}};
