@@ -231,7 +231,7 @@ has err "warning: lr_schedule.warmup_steps is 200 by default, and the schedule h
 # Before its first step, a long run reports how long it will take, and how often its text is read.
 train endless train.steps=100000000 lr_schedule.total_steps=30 --inject kill:rank=0,step=2
 [ "$status" -eq 137 ] || fail "killed: exit status $status"
-grep -qE '^time    about [0-9dhms.]+ for 100,000,000 steps on this machine: [0-9.e-]+ s a step, ' endless.err || fail "how long a run takes: $(cat endless.err)"
+grep -qE '^time    about [0-9dhms.]+ for 100,000,000 steps on this machine, at [0-9.e-]+ TFLOP/s: [0-9.e-]+ s a step, ' endless.err || fail "how long a run takes: $(cat endless.err)"
 grep -q '^warning: text.txt is read [0-9.]* times in 100000000 steps: ' endless.err || fail "how often a text is read: $(grep ^warning endless.err)"
 # More tokens than 64 bits can count, for a run that is meant to go on until it is stopped.
 train forever train.steps=1000000000000 train.tokens_per_step=16777216 train.rampup_start=256 train.rampup_tokens=10000 lr_schedule.total_steps=30 --inject kill:rank=0,step=1
