@@ -103,7 +103,11 @@ static ErrorCode write_board(Trainer *t, MetricsKind kind, const void *record, E
     return t->board ? tensorboard_add(t->board, kind, record, err) : OK;
 }
 
-static ErrorCode close_board(Trainer *t, Error *err) { return tensorboard_close(t->board, err); }
+static ErrorCode close_board(Trainer *t, Error *err) {
+    ErrorCode code = tensorboard_close(t->board, err);
+    t->board = NULL;
+    return code;
+}
 
 /* ---- journal ---- */
 

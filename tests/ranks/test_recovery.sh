@@ -17,7 +17,7 @@ lr_schedule: {warmup_steps: 4}
 checkpoint: {every: 5}
 validation: {every: 5}
 check: {replicas_every: 5}
-metrics: {log_freq: 1, tensorboard: false}
+metrics: {log_freq: 1}
 run: {threads: 1}
 mesh: {dp_replicate: 2}
 recovery: {mode: in_place}
