@@ -573,9 +573,10 @@ template <typename T> __global__ void experts_bias_kernel(ExpertRows e, int64_t 
     constexpr int N = AT_ONCE<T>;
     PackStart at = pack_start<N>(n);
     if (at.row >= e.rows) return;
-    y += at.row * n;
+    int64_t row = e.first[0] + at.row;
+    y += row * n;
     Pack<T, N> x = load_pack<N>(y, at.column, n);
-    Pack<float, N> more = load_pack<N>(bias + expert_of_row(e, at.row) * n, at.column, n);
+    Pack<float, N> more = load_pack<N>(bias + expert_of_row(e, row) * n, at.column, n);
 #pragma unroll
     for (int i = 0; i < N; i++) put(x, i, get(x, i) + get(more, i));
     store_pack(y, at.column, n, x);
