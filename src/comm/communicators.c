@@ -117,10 +117,18 @@ static ErrorCode join_p2p_channel(Comm *c, const Mesh *mesh, P2pEnds ends, Error
     return OK;
 }
 
+/* A stage sends and receives, both ways. */
+static int with_peers(const AxisSet *sets, int count, int stages) {
+    int most = stages > 2 ? P2P_CHANNELS : p2p_channels_of(stages);
+    for (int i = 0; i < count; i++) most += sets[i] != 0;
+    return most;
+}
+
 static ErrorCode join_all(Comm *c, const Mesh *mesh, const char *key, Error *err) {
     AxisSet sets[COMMUNICATOR_SETS];
     int count = communicators_sets(mesh, sets), stages = mesh_size(mesh, MESH_PIPELINE);
-    TRY(c->device->communicators->open(c->device, key, c->size, c->rank, err));
+    TRY(c->device->communicators->open(c->device, key, c->size, c->rank, with_peers(sets, count, stages),
+                                       err));
     for (int i = 0; i < count; i++) TRY(join_group(c, mesh, sets[i], err));
     for (int n = 0; n < p2p_channels_of(stages); n++)
         TRY(join_p2p_channel(c, mesh, p2p_channel_ends(stages, n), err));

@@ -122,7 +122,8 @@ typedef struct DeviceCommunicators {
     ErrorCode (*identify)(Device *d, char identity[COMMUNICATOR_IDENTITY], Error *err);
     /* One rank makes the key with which all ranks open their communicators. */
     ErrorCode (*key)(Device *d, char key[COMMUNICATOR_KEY], Error *err);
-    ErrorCode (*open)(Device *d, const char key[COMMUNICATOR_KEY], int ranks, int rank, Error *err);
+    /* `most`: communicators with peers that a rank joins afterwards at most; the same on all ranks. */
+    ErrorCode (*open)(Device *d, const char key[COMMUNICATOR_KEY], int ranks, int rank, int most, Error *err);
     /* Collective: all ranks call it, equally often and in the same order. Ranks of one colour get a
      * communicator, each at its place (rank in it) 0 .. places-1. Colour -1: none, and *communicator is
      * ON_COMPUTE. Takes all memory that the communicator will need. */

@@ -186,6 +186,7 @@ bool advance(std::vector<Message> *all) {
 
 int add(bool sends, char *data, size_t bytes, int peer, ncclComm *c, cudaStream_t s) {
     if (!c || peer < 0 || peer >= c->ranks || peer == c->rank || depth == 0) return INVALID_ARGUMENT;
+    sim_need_priority(s);
     group.push_back({c, peer, sends, data, bytes, s, 0, 0, 0, 0, false});
     return NCCL_OK;
 }
@@ -240,6 +241,17 @@ Seat seat_of(ncclComm *c, int peer) {
     return s;
 }
 
+/* NCCL reads this when the first communicator is made. Kernels of all communicators must find room on half of
+ * an H100's 132 multiprocessors, at one for each channel: they wait for peers, and block other kernels. */
+void check_channels(void) {
+    const char *channels = getenv("NCCL_MAX_P2P_NCHANNELS");
+    long most = channels ? strtol(channels, NULL, 10) : 32;
+    long with_peers = std::count_if(communicators.begin(), communicators.end(),
+                                    [](const ncclComm *c) { return c->ranks > 1; });
+    /* the first, of all ranks, is only split */
+    if (most * (with_peers - 1) > 64) broken("communicators have too many channels in all");
+}
+
 /* `place` is the rank in the new communicator, 0 .. n-1, as the plugin gives it. */
 int comm_split(NcclComm c, int colour, int place, NcclComm *part, void *config) {
     (void)config;
@@ -258,6 +270,7 @@ int comm_split(NcclComm c, int colour, int place, NcclComm *part, void *config) 
     std::string name = c->name + "." + std::to_string(split) + "." + std::to_string(colour);
     sim_take("wire");
     *part = open_communicator(name, ranks, place);
+    check_channels();
     return NCCL_OK;
 }
 

@@ -33,7 +33,7 @@ struct Work {
 } // namespace
 
 struct CUstream_st {
-    int gpu;
+    int gpu, priority;
     std::deque<Work> works;
     uint64_t queued, run;
 };
@@ -250,6 +250,15 @@ uint64_t sim_draw(uint64_t n) {
     return x ^ x >> 31;
 }
 
+/* As on Hopper. */
+enum { LOWEST_PRIORITY = 0, HIGHEST_PRIORITY = -5 };
+
+void sim_need_priority(cudaStream_t s) {
+    if (s->priority == HIGHEST_PRIORITY) return;
+    fprintf(stderr, "cuda_sim: a communicator's stream has not the highest priority\n");
+    abort();
+}
+
 void sim_queue_until(cudaStream_t s, std::function<bool()> work) {
     Lock lock(mutex);
     need_gpu_of(s->gpu, "work for a stream");
@@ -283,7 +292,17 @@ void sim_launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaSt
 
 extern "C" {
 
-cudaError_t cudaDriverGetVersion(int *version) { return *version = 13000, cudaSuccess; }
+/* The driver reads the environment once, at its first call. Its default is 8; here it is what a rank without
+ * communicators needs, so that each test of communicators shows that weft has set more in time. */
+static long queues(void) {
+    static const long read =
+        getenv("CUDA_DEVICE_MAX_CONNECTIONS") ? (long)environment("CUDA_DEVICE_MAX_CONNECTIONS") : 3;
+    return read;
+}
+
+cudaError_t cudaDriverGetVersion(int *version) {
+    return *version = 13000, queues() ? cudaSuccess : cudaErrorInvalidValue;
+}
 cudaError_t cudaRuntimeGetVersion(int *version) { return *version = 13000, cudaSuccess; }
 
 /* WEFT_SIM_DEVICES: the number of GPUs, 1 by default. */
@@ -467,11 +486,25 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
 
 /* ---- streams and events ---- */
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
+cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest) {
+    *lowest = LOWEST_PRIORITY;
+    *highest = HIGHEST_PRIORITY;
+    return cudaSuccess;
+}
+
+/* Streams that are more than the GPU's queues would wait for each other's kernels. */
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority) {
     Lock lock(mutex);
-    need_gpu("cudaStreamCreateWithFlags");
+    need_gpu("cudaStreamCreateWithPriority");
     (void)flags;
-    streams.push_back(*s = new CUstream_st{current, {}, 0, 0});
+    if (priority > LOWEST_PRIORITY || priority < HIGHEST_PRIORITY) return fail(cudaErrorInvalidValue);
+    streams.push_back(*s = new CUstream_st{current, priority, {}, 0, 0});
+    long of_gpu =
+        std::count_if(streams.begin(), streams.end(), [](cudaStream_t t) { return t->gpu == current; });
+    if (of_gpu > queues()) {
+        fprintf(stderr, "cuda_sim: %ld streams, and CUDA_DEVICE_MAX_CONNECTIONS was %ld\n", of_gpu, queues());
+        abort();
+    }
     return cudaSuccess;
 }
 

@@ -44,6 +44,9 @@ bool sim_block_reaches(const void *address);
 void races_forget(const void *memory, size_t bytes);
 void races_end(void);
 
+/* Ends the process if the stream has not the highest priority. Streams of messages need it. */
+void sim_need_priority(cudaStream_t s);
+
 /* Queues work that is tried until it returns true: it waits for another process. */
 void sim_queue_until(cudaStream_t s, std::function<bool()> work);
 

@@ -10,9 +10,9 @@
  *
  * Host memory of an upload may be reused at once (device.h, 3), so uploads go through pinned memory of the
  * stream: SEGMENTS of SEGMENT bytes, used round robin. A segment is reused once the copies out of it have
- * run.
+ * run. An upload that waits for one holds only the mutex of its stream's segments.
  *
- * One mutex guards tickets, segments and times of ops, since several threads mark, upload and wait. */
+ * One mutex guards tickets and times of ops, since several threads mark, upload and wait. */
 #include "device/cuda/plugin/backend.h"
 
 #include <pthread.h>
@@ -30,6 +30,7 @@
 enum { RING = 1024, SEGMENTS = CUDA_SEGMENTS, SEGMENT = CUDA_SEGMENT };
 
 typedef struct Pinned {
+    pthread_mutex_t mutex;
     char *memory; /* pinned; SEGMENTS * SEGMENT */
     cudaEvent_t free[SEGMENTS];
     int current;
@@ -346,7 +347,7 @@ static char *pinned_segment(Device *d, Pinned *s, cudaStream_t stream, size_t *b
 static void upload(Device *d, const UploadArgs *o) {
     Backend *b = choose_gpu(d);
     DeviceStream s = b->host->stream();
-    pthread_mutex_lock(&b->mutex);
+    pthread_mutex_lock(&b->pinned[s].mutex);
     for (size_t done = 0, bytes; done < o->bytes; done += bytes) {
         bytes = o->bytes - done;
         char *at = pinned_segment(d, &b->pinned[s], b->streams[s], &bytes);
@@ -354,7 +355,7 @@ static void upload(Device *d, const UploadArgs *o) {
         called(d, OP_UPLOAD,
                cudaMemcpyAsync((char *)o->tensor + done, at, bytes, cudaMemcpyHostToDevice, b->streams[s]));
     }
-    pthread_mutex_unlock(&b->mutex);
+    pthread_mutex_unlock(&b->pinned[s].mutex);
 }
 
 /* Asynchronous only if `host` is pinned; otherwise the driver waits here. */
@@ -398,6 +399,7 @@ static cudaError_t describe(CudaDeviceFacts *f, int ordinal, struct cudaDevicePr
 
 static void facts(CudaFacts *f) {
     struct cudaDeviceProp p;
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* read by the first call of CUDA; see communicators.c */
     *f = (CudaFacts){.products = products_version()};
     cudaDriverGetVersion(&f->driver);
     cudaRuntimeGetVersion(&f->runtime);
@@ -449,9 +451,14 @@ static cudaError_t open_pinned(Pinned *p) {
     return e;
 }
 
-/* Nothing is uploaded on communicators. */
+/* Nothing is uploaded on communicators. Their blocks go before those of other kernels: otherwise a message
+ * would start only when the product before it has placed all of its blocks. */
 static cudaError_t open_stream(Backend *b, DeviceStream s) {
-    cudaError_t e = cudaStreamCreateWithFlags(&b->streams[s], cudaStreamNonBlocking);
+    int lowest = 0, highest = 0; /* the lowest is the default, and a higher priority is a smaller number */
+    cudaError_t e = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithPriority(&b->streams[s], cudaStreamNonBlocking,
+                                         s < ON_COMMUNICATORS ? lowest : highest);
     for (int i = 0; i < RING && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&b->ring[s][i], cudaEventDisableTiming);
     return e == cudaSuccess && s < ON_COMMUNICATORS ? open_pinned(&b->pinned[s]) : e;
@@ -476,6 +483,7 @@ static void close_backend(Device *d) {
         for (int i = 0; i < SEGMENTS; i++)
             if (b->pinned[s].free[i]) cudaEventDestroy(b->pinned[s].free[i]);
         if (b->pinned[s].memory) cudaFreeHost(b->pinned[s].memory);
+        pthread_mutex_destroy(&b->pinned[s].mutex);
         times_close(&b->times[s]);
         if (b->streams[s]) cudaStreamDestroy(b->streams[s]);
     }
@@ -529,12 +537,12 @@ static ErrorCode start(Device *d, Backend *b, int ordinal, Error *err) {
 static ErrorCode open_backend(Device *d, int ordinal, const CudaHost *host, Error *err) {
     Backend *b = calloc(1, sizeof *b);
     const char *check = getenv("WEFT_CUDA_CHECK");
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* see communicators.c */
     if (!b) return failed(err, ERR_MEMORY, "the backend", cudaErrorMemoryAllocation);
     b->host = host;
     b->ordinal = ordinal;
     b->check = check && *check && strcmp(check, "0") != 0;
     pthread_mutex_init(&b->mutex, NULL);
+    for (int s = 0; s < DEVICE_STREAMS; s++) pthread_mutex_init(&b->pinned[s].mutex, NULL);
     d->impl = b;
     d->name = "cuda";
     d->communicators = communicators_table();

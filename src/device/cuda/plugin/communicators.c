@@ -4,8 +4,9 @@
  * trees and versions; weft's add in the canonical tree, by ops (comm/communicators.c).
  *
  * An NCCL kernel occupies the GPU until its peer arrives. So that kernels of one communicator never block
- * those of another, each gets few multiprocessors (NCCL_MAX_P2P_NCHANNELS), and the GPU has as many queues as
- * there are streams (CUDA_DEVICE_MAX_CONNECTIONS). Both are set unless the environment sets them. NCCL
+ * those of another, all together get half of a large GPU's multiprocessors (NCCL_MAX_P2P_NCHANNELS), and the
+ * GPU has as many queues as there are streams (CUDA_DEVICE_MAX_CONNECTIONS). Both are set unless the
+ * environment sets them. A channel moves some 20 GB/s over NVLink, so few communicators get more each. NCCL
  * connects ranks, and allocates memory for that, at their first message; each communicator therefore sends
  * trial messages when it is made. */
 #include <dlfcn.h>
@@ -24,6 +25,7 @@ enum {
     OLDEST = 21800,       /* the first version that splits communicators */
     GROUPS_ABORTS = 22200 /* the first that takes aborts in a group */
 };
+enum { CHANNELS_OF_ALL = 64, CHANNELS_MOST = 32 }; /* a channel takes a multiprocessor */
 enum { ABORT_SECONDS = 5 };
 
 struct Communicators {
@@ -125,13 +127,22 @@ static ErrorCode make_key(Device *d, char key[COMMUNICATOR_KEY], Error *err) {
     return OK;
 }
 
+/* NCCL takes a power of two, and reads it when the first communicator is made. */
+static void share_channels(int communicators) {
+    int channels = CHANNELS_MOST;
+    char text[16];
+    while (channels * communicators > CHANNELS_OF_ALL) channels /= 2;
+    snprintf(text, sizeof text, "%d", channels);
+    setenv("NCCL_MAX_P2P_NCHANNELS", text, 0);
+}
+
 static ErrorCode open_communicators(Device *d, const char key[COMMUNICATOR_KEY], int ranks, int rank,
-                                    Error *err) {
+                                    int most, Error *err) {
     Communicators *w = NULL;
     NcclKey held;
     PASS_ON(find_library(d, &w, err));
     memcpy(&held, key, sizeof held);
-    setenv("NCCL_MAX_P2P_NCHANNELS", "8", 0);
+    share_channels(most);
     w->ranks = ranks;
     cuda_choose(d);
     w->trial = d->runtime.take(d, 2 * TRIAL);
