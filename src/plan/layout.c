@@ -145,13 +145,13 @@ void layout_unit_costs(const Config *c, StageCost *units) {
 }
 
 /* An order by list is made for the average stage. */
-static OrderTerms order_terms(const Config *c) {
+static OrderTerms order_terms(const Layout *l, const Config *c) {
     size_t units = (size_t)c->model.shape.num_hidden_layers + 2;
     StageCost *costs = mem_alloc_array(units, sizeof *costs), sum = {0};
     layout_unit_costs(c, costs);
     for (size_t i = 0; i < units; i++) sum = cost_plus(sum, costs[i]);
     free(costs);
-    return (OrderTerms){c->pipeline.activations, {sum.forward, sum.input, sum.weight}};
+    return (OrderTerms){l->limit, {sum.forward, sum.input, sum.weight}};
 }
 
 /* Opens the schedule, with the number of stages that it has or is asked to have. */
@@ -169,7 +169,7 @@ static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err
     if (ranks == 1) return open_single(l, c, name, err);
     TRY(stages_per_rank(c, name, ranks, &each, err));
     TRY(check_units(c, name, ranks, each, err));
-    OrderTerms terms = order_terms(c);
+    OrderTerms terms = order_terms(l, c);
     return schedule_make_on(&l->schedule, name, ranks, l->microbatches, each, &terms, err);
 }
 
@@ -232,17 +232,20 @@ static ErrorCode split_by_points(const Layout *l, const Config *c, Split *split,
         found - 1, found == 2 ? "" : "s", found, wanted, stages - 1);
 }
 
+static bool splits_by_cost(const Config *c) {
+    const StringList *how = &c->pipeline.split;
+    bool uniform = how->count == 1 && strcmp(how->items[0], "uniform") == 0;
+    return !has_points(c) && c->pipeline.layers_per_stage == 0 && !uniform;
+}
+
 /* The most specific method wins: named units, a number of layers, a limit of memory, and by default the best
  * balance of costs. */
 static ErrorCode split_units(const Layout *l, const Config *c, const StageCost *units, Split *split,
                              Error *err) {
-    const StringList *how = &c->pipeline.split;
     int blocks = (int)c->model.shape.num_hidden_layers, stages = l->schedule.stages;
-    bool uniform = how->count == 1 && strcmp(how->items[0], "uniform") == 0;
     if (stages == 1) return split_points(split, blocks, NULL, 0, err);
     if (has_points(c)) return split_by_points(l, c, split, err);
-    if (c->pipeline.layers_per_stage > 0 || uniform)
-        return split_uniform(split, blocks, stages, weights_of(c), err);
+    if (!splits_by_cost(c)) return split_uniform(split, blocks, stages, weights_of(c), err);
     if (c->pipeline.memory_gib > 0) return fit_split(split, l, c, units, err);
     SplitModel model = {.blocks = blocks, .costs = units};
     return split_auto(split, &model, stages, l->schedule.rank_of_stage, err);
@@ -293,7 +296,7 @@ static ErrorCode divide_smaller(const Layout *l, const Config *c, int64_t tokens
 /* Builds the schedule of the same pipeline with fewer microbatches. */
 static ErrorCode lay_smaller(Layout *l, const Config *c, Schedule *out, int64_t tokens, const char *key,
                              Error *err) {
-    Layout part = {.mesh = l->mesh, .sequences = l->sequences};
+    Layout part = {.mesh = l->mesh, .sequences = l->sequences, .limit = l->limit};
     TRY(divide_smaller(l, c, tokens, &part.microbatches, err));
     ErrorCode code = open_schedule(&part, c, mesh_size(&l->mesh, MESH_PIPELINE), err);
     if (code == OK) code = lay_transfers(&part, c, err);
@@ -313,6 +316,49 @@ static ErrorCode lay_smaller_steps(Layout *l, const Config *c, Error *err) {
     return OK;
 }
 
+static ErrorCode lay_pipeline(Layout *l, const Config *c, Error *err) {
+    TRY(open_schedule(l, c, mesh_size(&l->mesh, MESH_PIPELINE), err));
+    if (l->schedule.stages > COMM_STAGES)
+        return error_set(err, ERR_CONFIG, "a pipeline of %d stages: at most %d are possible",
+                         l->schedule.stages, COMM_STAGES);
+    TRY(lay_transfers(l, c, err));
+    TRY(lay_smaller_steps(l, c, err));
+    return lay_stages(l, c, err);
+}
+
+static void drop_pipeline(Layout *l) {
+    stages_free(&l->stages);
+    schedule_free(&l->schedule);
+    for (int i = 0; i < l->smaller_count; i++) schedule_free(&l->smaller[i]);
+    free(l->smaller);
+    free(l->costs);
+    l->smaller = NULL, l->smaller_count = 0, l->costs = NULL;
+}
+
+/* Whether pipeline.memory_gib also decides how many activations the order of passes keeps. */
+static bool chooses_limit(const Config *c) {
+    ScheduleName name;
+    return c->pipeline.memory_gib > 0 && c->pipeline.activations == 0 &&
+           schedule_find(c->pipeline.schedule, &name) && schedule_takes_limit(name) && splits_by_cost(c);
+}
+
+/* The bubble grows as the limit falls, so the largest limit that fits is the best: it is found by halving, in
+ * microbatches out of as many as there are ranks. If none fits, the error is that of the least. */
+static ErrorCode lay_within_memory(Layout *l, const Config *c, Error *err) {
+    int ranks = mesh_size(&l->mesh, MESH_PIPELINE), fits = 0, too_many = ranks;
+    ErrorCode code = lay_pipeline(l, c, err);
+    if (code == OK || ranks == 1 || !chooses_limit(c)) return code;
+    while (too_many - fits > 1) {
+        int middle = (fits + too_many) / 2;
+        drop_pipeline(l);
+        l->limit = (double)middle / ranks;
+        *(lay_pipeline(l, c, NULL) == OK ? &fits : &too_many) = middle;
+    }
+    drop_pipeline(l);
+    l->limit = (double)(fits > 0 ? fits : 1) / ranks;
+    return lay_pipeline(l, c, err);
+}
+
 /* Checks come as early as they can: a mesh that does not fit is reported before a schedule is read. */
 ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
     int64_t microbatches;
@@ -323,13 +369,8 @@ ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
     l->microbatches = (int)microbatches;
     TRY(config_check_ranks(c, world, err));
     TRY(check_points(c, err));
-    TRY(open_schedule(l, c, mesh_size(&l->mesh, MESH_PIPELINE), err));
-    if (l->schedule.stages > COMM_STAGES)
-        return error_set(err, ERR_CONFIG, "a pipeline of %d stages: at most %d are possible",
-                         l->schedule.stages, COMM_STAGES);
-    TRY(lay_transfers(l, c, err));
-    TRY(lay_smaller_steps(l, c, err));
-    return lay_stages(l, c, err);
+    l->limit = c->pipeline.activations;
+    return lay_within_memory(l, c, err);
 }
 
 /* For computations on one rank, whatever mesh is configured. There are no costs, since nothing has to be
@@ -347,11 +388,7 @@ bool layout_is_pipeline(const Layout *l) { return l->schedule.ranks > 1; }
 
 /* Also valid after layout_build failed: everything that it did not build is zero. */
 void layout_free(Layout *l) {
-    stages_free(&l->stages);
-    schedule_free(&l->schedule);
-    for (int i = 0; i < l->smaller_count; i++) schedule_free(&l->smaller[i]);
-    free(l->smaller);
-    free(l->costs);
+    drop_pipeline(l);
     *l = (Layout){0};
 }
 
@@ -385,8 +422,9 @@ void layout_describe(const Layout *l, const Config *c, Text *out) {
     describe_mesh(&l->mesh, out);
     if (l->stages.count > 1) {
         text_printf(out, "pipeline %s, %d stages", c->pipeline.schedule, l->stages.count);
-        if (c->pipeline.activations > 0)
-            text_printf(out, ", at most %g of the activations of 1f1b", c->pipeline.activations);
+        if (l->limit > 0)
+            text_printf(out, ", at most %g of the activations of 1f1b%s", l->limit,
+                        c->pipeline.activations > 0 ? "" : ", as pipeline.memory_gib allows");
         text_puts(out, "\n");
     }
     if (c->numerics.mode != NUMERICS_EXACT && !schedule_adds_in_order(&l->schedule))

@@ -15,6 +15,7 @@ typedef struct Layout {
     Stages stages;
     Schedule schedule; /* lowered: includes transfers */
     int smaller_count; /* number of smaller steps: of check.replay_every and of the batch-size ramp-up */
+    double limit;      /* share of the activations of 1f1b that zbv keeps; 0: all */
     Schedule *smaller; /* [smaller_count] their schedules, by ascending microbatches */
     StageCost *costs;  /* [stages] FLOPs per token, from layout_unit_costs */
 } Layout;

@@ -29,8 +29,8 @@ const Option pipeline_options[] = {
     INT("pipeline.stages_per_rank", stages_per_rank, "0", 0, 1e6, NOTHING,
         "Stages of each rank, for schedules that take several; 0: 1, or 2 for those made for more."),
     REAL("pipeline.activations", activations, "0", 0, 1, NOTHING,
-         "Limit of zbv: the largest share of the activations of 1f1b that a rank keeps, such as 0.75; 0: all "
-         "of them."),
+         "Limit of zbv: the largest share of the activations of 1f1b that a rank keeps, such as 0.75; 0: as "
+         "many as pipeline.memory_gib allows, or all of them."),
     /* TorchTitan's two numbers under its names: embedding and head take time like layers, so the first and
      * the last stage get fewer layers. 1 each unless measured. */
     INT("pipeline.first_stage_less_layers", first_stage_less, "1", 0, 1e6, NOTHING,
@@ -42,6 +42,7 @@ const Option pipeline_options[] = {
     /* A number instead of this machine's memory: a plan is often made on another machine than it runs on, and
      * all ranks must arrive at the same stages. */
     REAL("pipeline.memory_gib", memory_gib, "0", 0, 1e9, NOTHING,
-         "Memory of a rank, to which split: auto and train.gradient_sync: auto keep by the figures of \"weft "
-         "plan\"; 0: they look at time and bytes only."),
+         "Memory of a rank, to which split: auto, train.gradient_sync: auto and the activations of zbv keep "
+         "by "
+         "the figures of \"weft plan\"; 0: they look at time and bytes only."),
     TABLE_END};

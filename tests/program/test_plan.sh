@@ -269,6 +269,19 @@ for share in 1 0.75 0.5; do
     has out "pipeline zbv, 8 stages, at most $share of the activations of 1f1b"
 done >totals
 [ "$(sort -rn totals | uniq)" = "$(cat totals)" ] && [ "$(wc -l <totals)" = 3 ] || fail "less is kept, more is planned: $(cat totals)"
+# A limit of memory chooses the share: the less memory, the less is kept, and each plan fits. A share that is given stays.
+zbv() { plan 0 -n 4 mesh.pp=4 pipeline.schedule=zbv train.microbatch=4 "pipeline.memory_gib=$(awk -v m="$1" -v p="$2" 'BEGIN { print m / 1024 * p / 100 }')" "${@:3}"; }
+all=$(head -1 totals)
+for percent in 110 95 90 86 82 78 74; do
+    zbv "$all" $percent
+    sed -n 's/^pipeline zbv, 8 stages\(, at most \([0-9.]*\) of the activations of 1f1b, as pipeline.memory_gib allows\)*$/\2/p' out | sed 's/^$/1/'
+    hasnt out "it will not fit"
+done >shares
+[ "$(sort -rn shares)" = "$(cat shares)" ] && [ "$(wc -l <shares)" = 7 ] && [ "$(head -1 shares)" = 1 ] && [ "$(uniq shares | wc -l)" -ge 3 ] ||
+    fail "shares by memory: $(cat shares)"
+zbv "$all" 95 pipeline.activations=0.25
+has out "at most 0.25 of the activations of 1f1b"
+hasnt out "memory_gib allows"
 
 # Comparison of all schedules: sorted, those that fit first, the configured one marked, with reasons for those left out.
 plan 0 -n 4 mesh.pp=4 --compare --whole
