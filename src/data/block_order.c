@@ -109,6 +109,13 @@ void block_order_close(BlockOrder *o) {
     free(o);
 }
 
+void block_order_name(BlockOrder *o, size_t cache, char *dir, const uint8_t key[32]) {
+    pthread_mutex_lock(&o->lock);
+    o->parts[cache].at.dir = dir;
+    memcpy(o->parts[cache].at.key, key, 32);
+    pthread_mutex_unlock(&o->lock);
+}
+
 size_t block_order_groups(const BlockOrder *o) { return o->group_count; }
 
 size_t block_order_caches(const BlockOrder *o, size_t group, const size_t **order) {
@@ -155,6 +162,8 @@ static ErrorCode grow_part(BlockOrder *o, Group *g, Part *p, bool *complete, Err
         p->first_in_source = s->complete.windows;
     }
     uint64_t tokens = p->cache ? token_cache_tokens(p->cache) : 0;
+    *complete = false;
+    if (!p->at.dir) return OK;
     TRY(open_more(o, p, err));
     *complete = token_cache_complete(p->cache);
     if (!*complete && token_cache_tokens(p->cache) == tokens) return OK;

@@ -22,7 +22,7 @@
 #include "data/token_cache.h"
 
 typedef struct BlockCache {
-    char *dir; /* owned by the order */
+    char *dir; /* owned by the order; NULL: not known yet (block_order_name) */
     uint8_t key[32];
     size_t source;
 } BlockCache;
@@ -52,6 +52,9 @@ typedef struct BlockOrder BlockOrder;
 /* Takes caches[count], those of a source after each other. Nothing is opened yet. */
 BlockOrder *block_order_open(const BlockOrderSpec *spec, BlockCache *caches, size_t count);
 void block_order_close(BlockOrder *o); /* NULL is fine */
+
+/* Names a cache whose files were not known before: index into those of block_order_open. Takes dir. */
+void block_order_name(BlockOrder *o, size_t cache, char *dir, const uint8_t key[32]);
 
 size_t block_order_groups(const BlockOrder *o);
 /* The caches of a group in the order of their use: indices into those of block_order_open. */

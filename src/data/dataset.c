@@ -7,6 +7,9 @@
  *  D2. Sample k is a function of (fingerprint, seed, mixture, context, k): a dataset has no mutable state.
  *      With data.order: stream its training caches may grow, which only makes more samples ready.
  *  D3. Training sources come first in `sources`, then validation-only ones.
+ *  D4. A late source is identified by the versions of its files, since their hashes are not known yet. Its
+ *      caches are named by content, as all are, once their files have come. Whether a source is late depends
+ *      on the configuration and the server, not on what has been fetched before.
  *
  *   data.sources     -> files -> hashes -> keys -> caches -> stream for training   --> sampler: sample k
  *                                                      \--> held out by fraction --+   (by hash: own caches)
@@ -15,6 +18,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +29,7 @@
 #include "base/log.h"
 #include "base/name.h"
 #include "base/url.h"
+#include "data/arrivals.h"
 #include "data/cache_use.h"
 #include "data/growing.h"
 #include "data/packing.h"
@@ -52,6 +57,8 @@ typedef struct Source {
     Fingerprint *prints;       /* [files] owned by the dataset */
     char **indices;            /* [files] Megatron's, NULL for files without one */
     Fingerprint *index_prints; /* [files] */
+    bool late;                 /* files are fetched while the run trains: D4 */
+    char (*versions)[65];      /* [files] of a late source, as it was found */
     uint8_t key[32];
     TokenCache *cache;
     TokenCache *held; /* documents held out by their hashes; NULL: none are, and all are in `cache` */
@@ -59,6 +66,8 @@ typedef struct Source {
     bool any_form; /* its text may be markup, JSON, ... (formats/text_form.h) without a word */
     Samples train, validation;
 } Source;
+
+typedef struct Late Late;
 
 struct Dataset {
     char *cache_dir;
@@ -75,6 +84,7 @@ struct Dataset {
     char template[65];   /* SHA-256 of how conversations are rendered; "": there are none */
     Sampler *sampler;
     Growing *growing; /* training data of data.order: stream; else NULL */
+    Late *late;       /* of late sources; NULL: there are none */
     double bad_lines_limit;
     /* Validation windows are ordered set by set: `held` sources with validation windows, in that order, and
      * the number of windows before each. */
@@ -95,6 +105,25 @@ typedef struct Recipe {
     Remote *remote; /* likewise */
     bool grows;     /* training data is tokenized later */
 } Recipe;
+
+/* A token cache of a growing source. */
+typedef struct LateUnit {
+    Source *source;
+    size_t first, count; /* files */
+    bool late;           /* they have to come */
+    size_t turn;         /* among the late ones, in the order of building */
+} LateUnit;
+
+/* Files that are fetched while the run trains. */
+struct Late {
+    Dataset *d;
+    Recipe recipe;
+    LateUnit *units; /* [count] of all growing sources, in the order of growing_add */
+    size_t count;
+    Arrivals *arrivals;
+    pthread_mutex_t lock; /* of the prints of late sources, and: */
+    char contents[65];    /* dataset_contents */
+};
 
 /* The name by which a file is listed, compared and reported. */
 static const char *file_name(const Source *s, size_t k) {
@@ -241,17 +270,27 @@ typedef struct Caches {
     uint64_t vocabulary;
 } Caches;
 
+static bool are_known(const Fingerprint *prints, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (!prints[i].sha256[0]) return false;
+    return true;
+}
+
+static uint64_t unit_least(const Recipe *r, const Fingerprint *prints, size_t count) {
+    /* What is a duplicate depends on all files in front of it. */
+    if (r->config->dedup == DEDUP_EXACT) return UINT64_MAX;
+    return r->config->unit_bytes ? r->config->unit_bytes : token_unit_least(prints, count);
+}
+
 static void cut_units(const Recipe *r, const Source *s, const CorpusFile *files, Caches *c) {
     c->units = mem_alloc_array(s->files, sizeof *c->units);
     c->opened = mem_alloc_array(s->files, sizeof(TokenCache *));
-    uint64_t least = r->config->unit_bytes;
-    if (least == 0) least = token_unit_least(s->prints, s->files);
-    /* What is a duplicate depends on all files in front of it. */
-    if (r->config->dedup == DEDUP_EXACT) least = UINT64_MAX;
+    uint64_t least = unit_least(r, s->prints, s->files);
     for (size_t first = 0; first < s->files; first += c->units[c->count++].count) {
         TokenUnit *u = &c->units[c->count];
         u->first = first;
         u->count = token_unit_files(s->prints, first, s->files, least);
+        if (!are_known(s->prints + first, u->count)) continue;
         make_cache_key(r, files + first, s->prints + first, u->count, skips_bad(r), u->key);
         u->dir = cache_path(r->config->cache_dir, u->key);
     }
@@ -304,6 +343,13 @@ static ErrorCode open_units(const Recipe *r, const Source *s, const CorpusFile *
     return OK;
 }
 
+static ErrorCode refuse_bytes(const Source *s, size_t k, Error *err) {
+    return error_set(err, ERR_DATA,
+                     "%s: the server sends other bytes than before under the same ETag or date; remove %s, "
+                     "and all of the file is taken as new",
+                     file_name(s, k), s->paths[k]);
+}
+
 /* Fetches the files that are to be tokenized. Their hashes were known, so that until now the copies were not
  * needed. */
 static ErrorCode fetch_files(const Recipe *r, const Source *s, const size_t *which, size_t count,
@@ -314,12 +360,7 @@ static ErrorCode fetch_files(const Recipe *r, const Source *s, const size_t *whi
     ErrorCode code = remote_fetch(r->remote, s->name, s->remote, which, count, err);
     if (code == OK) code = fingerprint_files(r->config->cache_dir, paths, count, prints, err);
     for (size_t i = 0; code == OK && i < count; i++) {
-        if (strcmp(prints[i].sha256, s->prints[which[i]].sha256) != 0)
-            code = error_set(
-                err, ERR_DATA,
-                "%s: the server sends other bytes than before under the same ETag or date; remove %s, "
-                "and all of the file is taken as new",
-                file_name(s, which[i]), paths[i]);
+        if (strcmp(prints[i].sha256, s->prints[which[i]].sha256) != 0) code = refuse_bytes(s, which[i], err);
         s->prints[which[i]] = prints[i];
     }
     free(prints);
@@ -497,6 +538,66 @@ static ErrorCode remember_prints(Dataset *d, Source *s, Error *err) {
     return OK;
 }
 
+static bool have_versions(const Source *s) {
+    for (size_t k = 0; k < s->files; k++)
+        if (!remote_has_version(&s->remote[k])) return false;
+    return true;
+}
+
+/* Sets prints without hashes. D4: must not depend on hashes that are known. */
+static bool can_be_late(const Recipe *r, Source *s) {
+    for (size_t k = 0; k < s->files; k++)
+        s->prints[k] = (Fingerprint){.stamp.size = (int64_t)s->remote[k].size};
+    bool versions = have_versions(s);
+    bool sizes = token_units_by_size(s->prints, s->files, unit_least(r, s->prints, s->files));
+    if (!versions)
+        log_info("%s: its server names no versions of files (a strong ETag, Last-Modified), so all are "
+                 "fetched before the first step",
+                 s->name);
+    else if (!sizes)
+        log_info("%s: its files are small, and their contents decide which share a token cache, so all are "
+                 "fetched before the first step",
+                 s->name);
+    return versions && sizes;
+}
+
+/* Copies are held again when it is their turn. */
+static void make_late(Dataset *d, Source *s) {
+    s->late = true;
+    if (!d->late) {
+        d->late = mem_alloc(sizeof *d->late);
+        *d->late = (Late){.d = d, .contents = DATA_UNKNOWN};
+        pthread_mutex_init(&d->late->lock, NULL);
+    }
+    s->versions = mem_alloc_array(s->files, sizeof *s->versions);
+    for (size_t k = 0; k < s->files; k++) {
+        recall_print(s, k);
+        remote_version(&s->remote[k], s->versions[k]);
+        remote_release(d->remote, &s->remote[k]);
+    }
+}
+
+/* Whether a file is in several places; two threads would fetch it into one. */
+static bool occurs_twice(const Dataset *d) {
+    size_t count = 0, files = 0;
+    for (size_t i = 0; i < d->total; i++) files += d->sources[i].remote ? d->sources[i].files : 0;
+    char(*entries)[33] = mem_alloc_array(files, sizeof *entries);
+    for (size_t i = 0; i < d->total; i++)
+        for (size_t k = 0; d->sources[i].remote && k < d->sources[i].files; k++)
+            memcpy(entries[count++], d->sources[i].remote[k].entry, sizeof *entries);
+    if (count) qsort(entries, count, sizeof *entries, (int (*)(const void *, const void *))strcmp);
+    bool twice = false;
+    for (size_t i = 1; i < count; i++) twice |= strcmp(entries[i - 1], entries[i]) == 0;
+    free(entries);
+    return twice;
+}
+
+static void find_late(Dataset *d, const Recipe *r) {
+    if (r->config->order != ORDER_STREAM || !r->grows || occurs_twice(d)) return;
+    for (size_t i = 0; i < d->count; i++)
+        if (d->sources[i].remote && can_be_late(r, &d->sources[i])) make_late(d, &d->sources[i]);
+}
+
 /* Hashes all files whose hashes are not known. */
 static ErrorCode print_unknown(Dataset *d, const char *cache_dir, size_t count, Error *err) {
     const char **paths = mem_alloc_array(count, sizeof *paths);
@@ -505,7 +606,7 @@ static ErrorCode print_unknown(Dataset *d, const char *cache_dir, size_t count, 
     size_t unknown = 0;
     for (size_t i = 0; i < d->total; i++)
         for (size_t k = 0; k < d->sources[i].files; k++) {
-            if (d->sources[i].prints[k].sha256[0]) continue;
+            if (d->sources[i].late || d->sources[i].prints[k].sha256[0]) continue;
             targets[unknown] = &d->sources[i].prints[k];
             paths[unknown++] = d->sources[i].paths[k];
         }
@@ -520,16 +621,18 @@ static ErrorCode print_unknown(Dataset *d, const char *cache_dir, size_t count, 
 /* Hashes contents before caches are looked for, since the hash is part of their names. Hashes of unchanged
  * files are cached (data/fingerprint.h). The files of all sources are hashed first, so that a missing one is
  * found before anything is tokenized. */
-static ErrorCode print_files(Dataset *d, const char *cache_dir, Error *err) {
+static ErrorCode print_files(Dataset *d, const Recipe *r, Error *err) {
+    const char *cache_dir = r->config->cache_dir;
     size_t count = 0;
     for (size_t i = 0; i < d->total; i++) count += d->sources[i].files;
     Fingerprint *prints = d->prints = mem_alloc_array(count, sizeof *prints);
     for (size_t i = 0; i < d->total; prints += d->sources[i++].files) d->sources[i].prints = prints;
+    find_late(d, r);
     for (size_t i = 0; i < d->total; i++)
-        if (d->sources[i].remote) TRY(fetch_unknown(d, &d->sources[i], err));
+        if (d->sources[i].remote && !d->sources[i].late) TRY(fetch_unknown(d, &d->sources[i], err));
     TRY(print_unknown(d, cache_dir, count, err));
     for (size_t i = 0; i < d->total; i++)
-        if (d->sources[i].remote) TRY(remember_prints(d, &d->sources[i], err));
+        if (d->sources[i].remote && !d->sources[i].late) TRY(remember_prints(d, &d->sources[i], err));
     return OK;
 }
 
@@ -865,9 +968,11 @@ static const DataSource *source_of(const Dataset *d, const DataConfig *c, size_t
     return (const DataSource *)(const void *)list->items + (i < d->count ? i : i - d->count);
 }
 
-static ErrorCode find_files(Dataset *d, const DataConfig *c, const Tokenizer *t, Error *err) {
-    for (size_t i = 0; i < d->total; i++) TRY(list_files(d, c, source_of(d, c, i), &d->sources[i], t, err));
-    TRY(print_files(d, c->cache_dir, err));
+static ErrorCode find_files(Dataset *d, const Recipe *r, Error *err) {
+    const DataConfig *c = r->config;
+    for (size_t i = 0; i < d->total; i++)
+        TRY(list_files(d, c, source_of(d, c, i), &d->sources[i], r->tokenizer, err));
+    TRY(print_files(d, r, err));
     return print_indices(d, c->cache_dir, err);
 }
 
@@ -901,28 +1006,64 @@ static ErrorCode fetch_growing(const Recipe *r, const Source *s, const Caches *c
     return code;
 }
 
-/* The caches of a source, with those that an earlier start has built without skipping lines. Each is held
- * before it is looked for. */
+/* D4 */
+static void make_source_key(const Recipe *r, const CorpusFile *files, Source *s) {
+    Fingerprint *prints = mem_alloc_array(s->files, sizeof *prints);
+    for (size_t k = 0; k < s->files; k++) {
+        prints[k] = s->prints[k];
+        if (s->late) memcpy(prints[k].sha256, s->versions[k], sizeof prints[k].sha256);
+    }
+    make_key(r, files, prints, s->files, skips_bad(r), s->key);
+    free(prints);
+}
+
+/* The cache of some files, or one that an earlier start has built without skipping lines. It is held before
+ * it is looked for. */
+static ErrorCode name_unit(const Recipe *r, const CorpusFile *files, const Fingerprint *prints, TokenUnit *u,
+                           Error *err) {
+    char name[65];
+    uint8_t clean[32];
+    TokenCache *there = NULL;
+    make_key(r, files, prints, u->count, skips_bad(r), u->key);
+    make_key(r, files, prints, u->count, false, clean);
+    cache_use_hold(r->use, cache_name(u->key, name));
+    if (memcmp(clean, u->key, sizeof clean) != 0)
+        TRY(open_complete(r, clean, (uint64_t)tokenizer_vocab_size(r->tokenizer), &there, err));
+    if (there) memcpy(u->key, clean, sizeof clean);
+    token_cache_close(there);
+    free((char *)(uintptr_t)u->dir);
+    u->dir = cache_path(r->config->cache_dir, u->key);
+    return OK;
+}
+
+static void add_units(Late *l, Source *s, const TokenUnit *units, size_t count) {
+    l->units = mem_grow(l->units, (l->count + count) * sizeof *l->units);
+    for (size_t i = 0; i < count; i++)
+        l->units[l->count++] =
+            (LateUnit){.source = s, .first = units[i].first, .count = units[i].count, .late = units[i].late};
+}
+
+static ErrorCode find_out_if_late(const Recipe *r, TokenUnit *u, uint64_t vocabulary, Error *err) {
+    TokenCache *there = NULL;
+    if (u->dir) TRY(open_complete(r, u->key, vocabulary, &there, err));
+    u->late = there == NULL;
+    token_cache_close(there);
+    return OK;
+}
+
 static ErrorCode grow_source(Dataset *d, const Recipe *r, const DataSource *spec, Source *s, Error *err) {
     ErrorCode code = OK;
     CorpusFile *files = corpus_files(r, spec, s);
     Caches c = {.vocabulary = (uint64_t)tokenizer_vocab_size(r->tokenizer)};
-    make_key(r, files, s->prints, s->files, skips_bad(r), s->key);
+    make_source_key(r, files, s);
     cut_units(r, s, files, &c);
     for (size_t i = 0; code == OK && i < c.count; i++) {
         TokenUnit *u = &c.units[i];
-        char name[65];
-        uint8_t clean[32];
-        cache_use_hold(r->use, cache_name(u->key, name));
-        make_key(r, files + u->first, s->prints + u->first, u->count, false, clean);
-        if (memcmp(clean, u->key, sizeof clean) == 0) continue;
-        code = open_complete(r, clean, c.vocabulary, &c.opened[i], err);
-        if (!c.opened[i]) continue;
-        memcpy(u->key, clean, sizeof clean);
-        free((char *)(uintptr_t)u->dir);
-        u->dir = cache_path(r->config->cache_dir, clean);
+        if (u->dir) code = name_unit(r, files + u->first, s->prints + u->first, u, err);
+        if (code == OK && s->late) code = find_out_if_late(r, u, c.vocabulary, err);
     }
-    if (code == OK && s->remote && r->grows) code = fetch_growing(r, s, &c, err);
+    if (code == OK && s->remote && r->grows && !s->late) code = fetch_growing(r, s, &c, err);
+    if (code == OK && d->late) add_units(d->late, s, c.units, c.count);
     if (code == OK) growing_add(d->growing, files, s->prints, s->files, c.units, c.count);
     free_units(&c);
     free(files);
@@ -932,6 +1073,154 @@ static ErrorCode grow_source(Dataset *d, const Recipe *r, const DataSource *spec
 /* Label of the progress of all sources together. */
 static const char *growing_label(const Dataset *d) {
     return d->count == 1 ? d->sources[0].name : "data.sources";
+}
+
+/* ---- files that are fetched while the run trains ---- */
+
+/* Expects the files of late units, or only of those with files that nobody has hashed. */
+static void expect_files(Late *l, bool unknown) {
+    const size_t *queue;
+    size_t count = growing_queue(l->d->growing, &queue), turns = 0;
+    arrivals_close(l->arrivals);
+    l->arrivals = arrivals_open(l->d->remote, growing_label(l->d), growing_beats(l->d->growing));
+    for (size_t i = 0; i < count; i++) {
+        LateUnit *u = &l->units[queue[i]];
+        if (!u->late || (unknown && are_known(u->source->prints + u->first, u->count))) continue;
+        u->turn = turns++;
+        arrivals_add(l->arrivals, u->source->remote + u->first, u->count);
+    }
+}
+
+static void hash_keys(const Dataset *d, uint8_t (*keys)[32], char out[65]) {
+    uint64_t fraction;
+    uint8_t digest[32];
+    memcpy(&fraction, &d->validation_fraction, sizeof fraction);
+    Sha256 *h = sha256_start();
+    add_string(h, "weft dataset");
+    sha256_add_u64(h, d->count);
+    for (size_t i = 0; i < d->count; i++) sha256_add(h, keys[i], sizeof keys[i]);
+    sha256_add_u64(h, fraction);
+    sha256_finish(h, digest);
+    sha256_hex(digest, out);
+}
+
+/* What the fingerprint would be if all had been fetched first. With the lock. */
+static void note_contents(Late *l) {
+    Dataset *d = l->d;
+    for (size_t i = 0; i < d->count; i++)
+        if (!are_known(d->sources[i].prints, d->sources[i].files)) return;
+    uint8_t(*keys)[32] = mem_alloc_array(d->count, sizeof *keys);
+    for (size_t i = 0; i < d->count; i++) {
+        Source *s = &d->sources[i];
+        CorpusFile *files = corpus_files(&l->recipe, source_of(d, l->recipe.config, i), s);
+        make_key(&l->recipe, files, s->prints, s->files, skips_bad(&l->recipe), keys[i]);
+        free(files);
+    }
+    hash_keys(d, keys, l->contents);
+    free(keys);
+}
+
+static void begin_late(Late *l, const Recipe *r) {
+    l->recipe = *r;
+    expect_files(l, false);
+    note_contents(l);
+}
+
+static ErrorCode refuse_version(const Source *s, size_t k, Error *err) {
+    return error_set(err, ERR_DATA,
+                     "%s: it changed on the server after the run began, and a run reads one version of a "
+                     "file: put it back and run again, or start over with run.overwrite=true",
+                     file_name(s, k));
+}
+
+/* Compares file k with what is known of it, and stores its hash. */
+static ErrorCode take_print(Late *l, const Source *s, size_t k, const Fingerprint *print, Error *err) {
+    char version[65];
+    remote_version(&s->remote[k], version);
+    if (strcmp(version, s->versions[k]) != 0) return refuse_version(s, k, err);
+    if (s->remote[k].sha256[0] && strcmp(s->remote[k].sha256, print->sha256) != 0)
+        return refuse_bytes(s, k, err);
+    TRY(remote_remember(l->d->remote, &s->remote[k], print->sha256, err));
+    pthread_mutex_lock(&l->lock);
+    s->prints[k] = *print;
+    pthread_mutex_unlock(&l->lock);
+    return OK;
+}
+
+/* Waits for the files of a unit and hashes them. */
+static ErrorCode await_files(Late *l, const LateUnit *u, Fingerprint *prints, bool *here, Error *err) {
+    TRY(arrivals_await(l->arrivals, u->turn, here, err));
+    if (!*here) return OK;
+    const Source *s = u->source;
+    const char **paths = mem_alloc_array(u->count, sizeof *paths);
+    for (size_t k = 0; k < u->count; k++) paths[k] = s->paths[u->first + k];
+    ErrorCode code = fingerprint_files(l->recipe.config->cache_dir, paths, u->count, prints, err);
+    for (size_t k = 0; code == OK && k < u->count; k++)
+        code = take_print(l, s, u->first + k, &prints[k], err);
+    free(paths);
+    pthread_mutex_lock(&l->lock);
+    if (code == OK) note_contents(l);
+    pthread_mutex_unlock(&l->lock);
+    return code;
+}
+
+/* For growing.c. Files and prints are those of the unit. */
+static ErrorCode await_unit(void *late, size_t unit, const CorpusFile *files, Fingerprint *prints,
+                            TokenUnit *u, bool *here, Error *err) {
+    Late *l = late;
+    TRY(await_files(l, &l->units[unit], prints, here, err));
+    return !*here || u->dir ? OK : name_unit(&l->recipe, files, prints, u, err);
+}
+
+static void release_unit(void *late, size_t unit) {
+    Late *l = late;
+    arrivals_release(l->arrivals, l->units[unit].turn);
+}
+
+static ErrorCode read_unknown(Late *l, const LateUnit *u, Error *err) {
+    bool here;
+    Fingerprint *prints = mem_alloc_array(u->count, sizeof *prints);
+    ErrorCode code = await_files(l, u, prints, &here, err);
+    arrivals_release(l->arrivals, u->turn);
+    free(prints);
+    return code;
+}
+
+ErrorCode dataset_know_contents(Dataset *d, Error *err) {
+    const size_t *queue;
+    ErrorCode code = OK;
+    if (!d->late) return OK;
+    expect_files(d->late, true);
+    size_t count = growing_queue(d->growing, &queue);
+    for (size_t i = 0; code == OK && i < count; i++) {
+        const LateUnit *u = &d->late->units[queue[i]];
+        if (!are_known(u->source->prints + u->first, u->count)) code = read_unknown(d->late, u, err);
+    }
+    expect_files(d->late, false);
+    return code;
+}
+
+void dataset_contents(const Dataset *d, char out[65]) {
+    *out = '\0';
+    if (!d->late) return;
+    pthread_mutex_lock(&d->late->lock);
+    memcpy(out, d->late->contents, sizeof d->late->contents);
+    pthread_mutex_unlock(&d->late->lock);
+}
+
+void dataset_changed(const Dataset *d, Text *names) {
+    for (size_t i = 0; i < d->count; i++)
+        for (size_t k = 0; d->sources[i].late && k < d->sources[i].files; k++)
+            if (d->sources[i].remote[k].changed)
+                text_printf(names, "%s%s", names->length ? ", " : "", file_name(&d->sources[i], k));
+}
+
+static void late_close(Late *l) {
+    if (!l) return;
+    arrivals_close(l->arrivals);
+    pthread_mutex_destroy(&l->lock);
+    free(l->units);
+    free(l);
 }
 
 static void begin_growing(Dataset *d, const Recipe *r) {
@@ -958,7 +1247,9 @@ static void begin_growing(Dataset *d, const Recipe *r) {
                                   .check = check_growing,
                                   .check_context = d},
                         .slots = mixed ? slots : NULL};
+    if (d->late) spec.arrivals = (GrowingArrivals){await_unit, release_unit, d->late};
     growing_begin(d->growing, &spec);
+    if (d->late) begin_late(d->late, r);
     free(slots);
 }
 
@@ -974,7 +1265,7 @@ static ErrorCode open_sources(Dataset *d, const DataConfig *c, const Recipe *r, 
 }
 
 static ErrorCode fill(Dataset *d, const DataConfig *c, Recipe *r, Error *err) {
-    TRY(find_files(d, c, r->tokenizer, err));
+    TRY(find_files(d, r, err));
     r->use = d->use = cache_use_open(c->cache_dir);
     r->remote = d->remote;
     TRY(open_sources(d, c, r, err));
@@ -1050,6 +1341,7 @@ static void name_part(const Recipe *r, const Source *s, const CorpusFile *files,
     cut_units(r, s, files, &c);
     for (size_t i = 0; i < c.count; i++) {
         const TokenUnit *u = &c.units[i];
+        if (!u->dir) continue;
         add_name(u->key, names);
         make_cache_key(r, files + u->first, s->prints + u->first, u->count, false, key);
         add_name(key, names);
@@ -1079,7 +1371,8 @@ ErrorCode dataset_name_caches(const DataConfig *config, const Tokenizer *tokeniz
     Dataset *d = new_dataset(config, tokenizer, context);
     Recipe recipe;
     ErrorCode code = make_recipe(&recipe, config, tokenizer, 0, err);
-    if (code == OK) code = find_files(d, config, tokenizer, err);
+    recipe.grows = true; /* what has not been fetched has no cache */
+    if (code == OK) code = find_files(d, &recipe, err);
     for (size_t i = 0; code == OK && i < d->total; i++)
         name_caches(&recipe, source_of(d, config, i), &d->sources[i], names);
     chat_close(recipe.chat);
@@ -1090,7 +1383,9 @@ ErrorCode dataset_name_caches(const DataConfig *config, const Tokenizer *tokeniz
 /* Also for a dataset whose opening failed: missing members are NULL. */
 void dataset_close(Dataset *d) {
     if (!d) return;
+    if (d->late) arrivals_stop(d->late->arrivals);
     growing_close(d->growing); /* its thread uses the rest */
+    late_close(d->late);
     for (size_t i = 0; i < d->total; i++) {
         packing_free(&d->sources[i].train.packing);
         packing_free(&d->sources[i].validation.packing);
@@ -1102,6 +1397,7 @@ void dataset_close(Dataset *d) {
         remote_free(d->sources[i].remote, d->sources[i].files);
         free(d->sources[i].name);
         free(d->sources[i].set);
+        free(d->sources[i].versions);
     }
     sampler_close(d->sampler);
     remote_close(d->remote);
@@ -1118,20 +1414,14 @@ void dataset_close(Dataset *d) {
 /* Hashes only the data. Seed, weights and context are options of the run, which are compared by themselves.
  * Validation sources do not change the curve and are left out. */
 void dataset_fingerprint(const Dataset *d, char out[65]) {
-    uint64_t fraction;
-    memcpy(&fraction, &d->validation_fraction, sizeof fraction);
-    Sha256 *h = sha256_start();
-    add_string(h, "weft dataset");
-    sha256_add_u64(h, d->count);
-    for (size_t i = 0; i < d->count; i++) sha256_add(h, d->sources[i].key, sizeof d->sources[i].key);
-    sha256_add_u64(h, fraction);
-    uint8_t digest[32];
-    sha256_finish(h, digest);
-    sha256_hex(digest, out);
+    uint8_t(*keys)[32] = mem_alloc_array(d->count, sizeof *keys);
+    for (size_t i = 0; i < d->count; i++) memcpy(keys[i], d->sources[i].key, sizeof keys[i]);
+    hash_keys(d, keys, out);
+    free(keys);
 }
 
-static void list_file(const Fingerprint *print, bool trains, const char *path, Text *out) {
-    text_printf(out, "%s the %sfile ", print->sha256, trains ? "" : "validation ");
+static void list_file(const char *print, bool trains, const char *path, Text *out) {
+    text_printf(out, "%s the %sfile ", print, trains ? "" : "validation ");
     text_add_shown(out, path, strlen(path), 0);
     text_puts(out, "\n");
 }
@@ -1140,8 +1430,8 @@ void dataset_list(const Dataset *d, Text *out) {
     for (size_t i = 0; i < d->total; i++) {
         const Source *s = &d->sources[i];
         for (size_t k = 0; k < s->files; k++) {
-            list_file(&s->prints[k], i < d->count, file_name(s, k), out);
-            if (s->indices[k]) list_file(&s->index_prints[k], i < d->count, s->indices[k], out);
+            list_file(s->late ? s->versions[k] : s->prints[k].sha256, i < d->count, file_name(s, k), out);
+            if (s->indices[k]) list_file(s->index_prints[k].sha256, i < d->count, s->indices[k], out);
         }
     }
     if (*d->template) text_printf(out, "%s the chat template\n", d->template);
@@ -1170,11 +1460,13 @@ static void hash_list(const Source *s, char out[65]) {
 DatasetInput dataset_input(const Dataset *d, size_t i) {
     const Source *s = &d->sources[i];
     DatasetInput in = {.path = s->name, .trains = i < d->count, .files = s->files};
+    if (d->late) pthread_mutex_lock(&d->late->lock);
     for (size_t k = 0; k < s->files; k++) in.bytes += s->prints[k].stamp.size + s->index_prints[k].stamp.size;
     if (s->files == 1 && !s->indices[0])
         memcpy(in.sha256, s->prints[0].sha256, sizeof in.sha256);
-    else
+    else if (are_known(s->prints, s->files))
         hash_list(s, in.sha256);
+    if (d->late) pthread_mutex_unlock(&d->late->lock);
     return in;
 }
 
@@ -1219,8 +1511,11 @@ static Content *contents(const Dataset *d, size_t *count) {
     Content *all = mem_alloc_array(*count, sizeof *all), *next = all;
     for (size_t i = 0; i < d->total; i++)
         for (size_t k = 0; k < d->sources[i].files; k++)
-            *next++ = (Content){d->sources[i].prints[k].sha256, file_name(&d->sources[i], k), i < d->count};
-    qsort(all, *count, sizeof *all, by_content);
+            if (d->sources[i].prints[k].sha256[0])
+                *next++ =
+                    (Content){d->sources[i].prints[k].sha256, file_name(&d->sources[i], k), i < d->count};
+    *count = (size_t)(next - all);
+    if (*count) qsort(all, *count, sizeof *all, by_content);
     return all;
 }
 
@@ -1337,7 +1632,9 @@ static void describe_growing(const Dataset *d, size_t i, double epochs, Text *ou
     uint32_t cycle = sampler_cycle(d->sampler);
     text_printf(out, "  %s: %zu file%s, %s tokens %s", s->name, s->files, s->files == 1 ? "" : "s",
                 text_count((int64_t)there.tokens, tokens),
-                there.complete ? "for training" : "so far; the rest is tokenized while the run trains");
+                there.complete ? "for training"
+                : s->late      ? "so far; the rest is fetched and tokenized while the run trains"
+                               : "so far; the rest is tokenized while the run trains");
     if (cycle > 1) text_printf(out, ", %.2f%% of samples", 100.0 * sampler_slots(d->sampler, i) / cycle);
     if (epochs > 0) text_printf(out, ", read %.3g times", epochs);
     text_puts(out, "\n");

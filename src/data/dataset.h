@@ -62,6 +62,16 @@ void dataset_warn(const Dataset *d);
 /* SHA-256 (hex) of the training data: caches (text, tokenizer, BOS and EOS) in the order of the sources, and
  * the validation split. */
 void dataset_fingerprint(const Dataset *d, char out[65]);
+/* With data.order: stream, remote files may be fetched while the run trains. Then dataset_fingerprint has
+ * their versions in place of their contents. dataset_contents is what it would be with contents: DATA_UNKNOWN
+ * until all files have come; "" for other datasets, whose fingerprint is of contents. */
+#define DATA_UNKNOWN "unknown"
+void dataset_contents(const Dataset *d, char out[65]);
+/* Fetches all files whose contents are not known. Before the first sample is asked for. */
+ErrorCode dataset_know_contents(Dataset *d, Error *err);
+/* Appends the names of such files that are on the server in another version than when they were fetched, as
+ * far as data.cache_dir remembers. */
+void dataset_changed(const Dataset *d, Text *names);
 /* Everything that was read, for validation too: SHA-256 and name of each file and of the chat template, one
  * per line (agree_on_files). */
 void dataset_list(const Dataset *d, Text *out);

@@ -5,7 +5,8 @@
  *  T2. The builder never waits for the reader. Its threads have a low priority: while a step computes, they
  *      take the cores that it leaves; while it waits for tokens, they have them all.
  *  T3. Its progress is that of the run only while somebody asks for samples: a rank that hangs elsewhere is
- *      found although its tokenizer goes on, and so is one whose tokenizer hangs. */
+ *      found although its tokenizer goes on, and so is one whose tokenizer hangs.
+ *  T4. A late unit is named, and built, once its files have come (data/arrivals.h). */
 #include "data/growing.h"
 
 #include <errno.h>
@@ -33,7 +34,12 @@ struct Growing {
     size_t unit_count, sources;
     TokenBuild build;
     BlockOrder *order;
-    TokenUnit *queue; /* [unit_count] in the order of building */
+    size_t *queue; /* [unit_count] units in the order of building */
+    GrowingArrivals arrivals;
+    TokenUnit *batch; /* [batched] to be built next */
+    size_t batched;
+    Progress *progress; /* of late units */
+    double done;        /* MB of it */
     bool has_thread;
     pthread_t thread;
     atomic_bool stop;
@@ -64,7 +70,7 @@ void growing_add(Growing *g, const CorpusFile *files, const Fingerprint *prints,
         Unit *u = &g->units[g->unit_count++];
         *u = (Unit){.unit = units[i], .source = g->sources};
         u->unit.first += g->file_count;
-        u->unit.dir = mem_strdup(units[i].dir);
+        if (units[i].dir) u->unit.dir = mem_strdup(units[i].dir);
     }
     g->file_count = all;
     g->sources++;
@@ -73,7 +79,8 @@ void growing_add(Growing *g, const CorpusFile *files, const Fingerprint *prints,
 static void open_order(Growing *g, const BlockOrderSpec *spec) {
     BlockCache *caches = mem_alloc_array(g->unit_count, sizeof *caches);
     for (size_t i = 0; i < g->unit_count; i++) {
-        caches[i] = (BlockCache){.dir = mem_strdup(g->units[i].unit.dir), .source = g->units[i].source};
+        caches[i] = (BlockCache){.source = g->units[i].source};
+        if (g->units[i].unit.dir) caches[i].dir = mem_strdup(g->units[i].unit.dir);
         memcpy(caches[i].key, g->units[i].unit.key, sizeof caches[i].key);
     }
     g->order = block_order_open(spec, caches, g->unit_count);
@@ -98,8 +105,8 @@ static void order_queue(Growing *g, const uint32_t *slots) {
             if (next[k] < block_order_caches(g->order, k, &order) && (best == groups || done[k] < done[best]))
                 best = k;
         block_order_caches(g->order, best, &order);
-        g->queue[i] = g->units[order[next[best]++]].unit;
-        done[best] += bytes_of(g, &g->queue[i]) / (slots ? slots[best] : 1);
+        g->queue[i] = order[next[best]++];
+        done[best] += bytes_of(g, &g->units[g->queue[i]].unit) / (slots ? slots[best] : 1);
     }
     free(next);
     free(done);
@@ -108,6 +115,8 @@ static void order_queue(Growing *g, const uint32_t *slots) {
 void growing_begin(Growing *g, const GrowingSpec *spec) {
     open_order(g, &spec->order);
     order_queue(g, spec->slots);
+    g->arrivals = spec->arrivals;
+    g->batch = mem_alloc_array(g->unit_count, sizeof *g->batch);
     g->build = spec->build;
     g->build.files = g->files;
     g->build.prints = g->prints;
@@ -115,26 +124,68 @@ void growing_begin(Growing *g, const GrowingSpec *spec) {
     g->build.stop = &g->stop;
 }
 
-/* Removes complete caches from the queue. */
-static ErrorCode find_missing(Growing *g, size_t *missing, Error *err) {
-    *missing = 0;
-    for (size_t i = 0; i < g->unit_count && !atomic_load(&g->stop); i++) {
-        TokenCache *cache;
-        const TokenUnit u = g->queue[i];
-        uint64_t vocabulary = (uint64_t)tokenizer_vocab_size(g->build.tokenizer);
-        TRY(token_cache_open(&cache, u.dir, u.key, vocabulary, err));
-        if (!token_cache_complete(cache)) g->queue[(*missing)++] = u;
-        token_cache_close(cache);
-    }
+size_t growing_queue(const Growing *g, const size_t **units) {
+    *units = g->queue;
+    return g->unit_count;
+}
+
+atomic_ullong *growing_beats(Growing *g) { return &g->beats; }
+
+/* Adds a unit to the batch unless its cache is complete. */
+static ErrorCode add_missing(Growing *g, const TokenUnit *u, Error *err) {
+    TokenCache *cache;
+    uint64_t vocabulary = (uint64_t)tokenizer_vocab_size(g->build.tokenizer);
+    TRY(token_cache_open(&cache, u->dir, u->key, vocabulary, err));
+    if (!token_cache_complete(cache)) g->batch[g->batched++] = *u;
+    token_cache_close(cache);
     return OK;
 }
 
+static ErrorCode build_batch(Growing *g, Error *err) {
+    g->build.units = g->batch;
+    g->build.unit_count = g->batched;
+    ErrorCode code = g->batched > 0 ? token_build(&g->build, err) : OK;
+    g->batched = 0;
+    return code;
+}
+
+/* Late units are built one by one: the files of a unit may go before those of the next have come. */
+static ErrorCode build_late(Growing *g, size_t i, Error *err) {
+    TokenUnit *u = &g->units[i].unit;
+    bool here, named = u->dir != NULL;
+    TRY(build_batch(g, err));
+    TRY(g->arrivals.await(g->arrivals.context, i, g->files + u->first, g->prints + u->first, u, &here, err));
+    if (!here) return OK;
+    if (!named) block_order_name(g->order, i, mem_strdup(u->dir), u->key);
+    TokenBuild late = g->build;
+    late.units = u;
+    late.unit_count = 1;
+    late.progress = g->progress;
+    late.done = g->done;
+    TRY(token_build(&late, err));
+    g->done += bytes_of(g, u) / 1e6;
+    progress_set(g->progress, g->done);
+    g->arrivals.release(g->arrivals.context, i);
+    return OK;
+}
+
+static ErrorCode build_all(Growing *g, Error *err) {
+    for (size_t i = 0; i < g->unit_count && !atomic_load(&g->stop); i++) {
+        const TokenUnit *u = &g->units[g->queue[i]].unit;
+        TRY(u->late ? build_late(g, g->queue[i], err) : add_missing(g, u, err));
+    }
+    return atomic_load(&g->stop) ? OK : build_batch(g, err);
+}
+
+/* Late units share one progress. */
 static ErrorCode build(Growing *g, Error *err) {
-    size_t missing;
-    TRY(find_missing(g, &missing, err));
-    g->build.units = g->queue;
-    g->build.unit_count = missing;
-    return missing > 0 ? token_build(&g->build, err) : OK;
+    double bytes = 0;
+    for (size_t i = 0; i < g->unit_count; i++)
+        if (g->units[i].unit.late) bytes += bytes_of(g, &g->units[i].unit);
+    if (bytes > 0) g->progress = progress_start(g->build.label, bytes / 1e6, "MB");
+    ErrorCode code = build_all(g, err);
+    progress_finish(g->progress);
+    return code;
 }
 
 /* Threads that it starts inherit its priority. */
@@ -171,6 +222,7 @@ void growing_close(Growing *g) {
     free(g->prints);
     free(g->units);
     free(g->queue);
+    free(g->batch);
     free(g);
 }
 

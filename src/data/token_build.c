@@ -726,7 +726,7 @@ static ErrorCode write_job(Builder *s, Job *job, Error *err) {
     shard_figures(s->shard)->short_documents += job->too_short;
     shard_figures(s->shard)->long_documents += job->too_long;
     TRY(count_lines(s, job, err));
-    progress_set(s->progress, job->stored / 1e6);
+    progress_set(s->progress, s->b->done + job->stored / 1e6);
     const TokenHeader *h = shard_header(s->shard);
     if (job->final || h->text_bytes >= shard_limit(s->b, job) || h->documents >= SHARD_DOCUMENTS)
         TRY(commit_shard(s, job, err));
@@ -802,7 +802,7 @@ static void finish(Builder *s) {
         seen_free(&s->units[i].seen);
     }
     free(s->units);
-    progress_finish(s->progress);
+    if (!s->b->progress) progress_finish(s->progress);
 }
 
 /* Stored bytes of all files to be read. */
@@ -821,7 +821,7 @@ ErrorCode token_build(const TokenBuild *b, Error *err) {
     pthread_mutex_init(&s.lock, NULL);
     pthread_cond_init(&s.ready, NULL);
     pthread_cond_init(&s.done, NULL);
-    s.progress = progress_start(b->label, stored_bytes(b) / 1e6, "MB");
+    s.progress = b->progress ? b->progress : progress_start(b->label, stored_bytes(b) / 1e6, "MB");
     ErrorCode code = start_workers(&s, err);
     if (code == OK) code = pump(&s, err);
     finish(&s);

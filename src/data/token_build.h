@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "data/chat.h"
 #include "data/corpus.h"
 #include "data/fingerprint.h"
@@ -25,10 +26,13 @@ typedef struct TokenUnit {
     const char *dir;
     uint8_t key[32];
     size_t first, count; /* indices into the build's files */
+    bool late;           /* its files come while the run trains (data/arrivals.h) */
 } TokenUnit;
 
 typedef struct TokenBuild {
     const char *label;       /* of the progress bar */
+    Progress *progress;      /* of this build and others; NULL: its own */
+    double done;             /* MB, of that progress, before this build */
     const CorpusFile *files; /* of the source */
     Fingerprint *prints;     /* of these files; stamps are updated (fingerprint_check) */
     const TokenUnit *units;  /* the caches to build, in any order of the files */

@@ -34,3 +34,17 @@ size_t token_unit_files(const Fingerprint *prints, size_t first, size_t count, u
     }
     return count - first;
 }
+
+/* The last file ends a cache anyway. */
+bool token_units_by_size(const Fingerprint *prints, size_t count, uint64_t least) {
+    double least_bytes = (double)least, bytes = 0;
+    for (size_t i = 0; i + 1 < count; i++) {
+        double size = (double)prints[i].stamp.size;
+        bool fits = bytes == 0 || bytes + size <= MOST_TIMES * least_bytes;
+        bytes = fits ? bytes + size : size;
+        if (bytes < least_bytes) continue;
+        if (size <= MEAN_TIMES * least_bytes) return false;
+        bytes = 0;
+    }
+    return true;
+}

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "remote/internal.h"
 
 enum { MOST_VERSIONS = 3, ENOUGH_PROGRESS = 1 << 20 };
@@ -46,6 +47,16 @@ static bool is_strong(const char *etag) { return *etag && strncmp(etag, "W/", 2)
 bool remote_is_version(const StoredAbout *a, const RemoteFile *file) {
     if (a->size != file->size || strcmp(a->etag, file->etag) != 0) return false;
     return is_strong(file->etag) || strcmp(a->modified, file->modified) == 0;
+}
+
+bool remote_has_version(const RemoteFile *file) { return is_strong(file->etag) || *file->modified; }
+
+void remote_version(const RemoteFile *file, char out[65]) {
+    Text version = {0};
+    text_printf(&version, "%s\n%" PRIu64 "\n%s\n%s", file->name, file->size, file->etag,
+                is_strong(file->etag) ? "" : file->modified);
+    sha256_of(version.data, version.length, out);
+    text_free(&version);
 }
 
 static bool has_size(const char *path, uint64_t size) {
@@ -82,11 +93,6 @@ static const char *condition(const RemoteFile *file, char out[HTTP_ETAG + 32]) {
     else
         return NULL;
     return out;
-}
-
-static bool can_go_on(const RemoteFile *file) {
-    char unused[HTTP_ETAG + 32];
-    return condition(file, unused) != NULL;
 }
 
 static bool truncate_part(Download *d) {
@@ -213,7 +219,7 @@ static ErrorCode open_part(Download *d, Error *err) {
     if (d->fd >= 0) close(d->fd);
     d->fd = -1;
     remote_has_copy(d->remote, d->file, &part);
-    if (!can_go_on(d->file)) part = 0;
+    if (!remote_has_version(d->file)) part = 0;
     if (part == 0) TRY(begin_part(d, err));
     TRY(file_open_own(d->part, O_RDWR | O_CREAT, &d->fd, err));
     d->at = part;
@@ -241,13 +247,13 @@ static ErrorCode wait_or_end(Download *d, const HttpRequest *q, HttpReply *reply
     if (short_of)
         snprintf(reply->failure, sizeof reply->failure,
                  "the server ended the transfer at byte %" PRIu64 " of %" PRIu64, d->at, d->file->size);
-    if ((reply->again || short_of) && http_wait(reply, &d->tries)) return OK;
+    if ((reply->again || short_of) && http_wait(q, reply, &d->tries)) return OK;
     return http_refuse(d->file->name, q, reply, err);
 }
 
 /* Without a version, what comes is of one answer (D1): each begins at byte 0. */
 static const char *advice_of(const RemoteFile *file) {
-    return can_go_on(file)
+    return remote_has_version(file)
                ? "run again to go on from there"
                : "the server names no version (a strong ETag, Last-Modified), so each try begins at byte 0: "
                  "download the file";
@@ -256,7 +262,7 @@ static const char *advice_of(const RemoteFile *file) {
 /* One answer. *more: another one is needed. */
 static ErrorCode take_answer(Download *d, bool *more, Error *err) {
     char match[HTTP_ETAG + 32];
-    bool goes_on = can_go_on(d->file);
+    bool goes_on = remote_has_version(d->file);
     if (!goes_on && d->at > 0 && !truncate_part(d)) return *err = d->error, err->code;
     Answer answer = {.download = d};
     HttpRequest q = {.ranged = d->at > 0,

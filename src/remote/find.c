@@ -223,12 +223,13 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const RemoteFile *)a)->name, ((const RemoteFile *)b)->name);
 }
 
-/* Holds the copies, and recalls the hashes of those that are of these versions. */
-static ErrorCode recall(Remote *r, RemoteFile *file, Error *err) {
+/* Recalls the hash of a copy that is of this version. */
+ErrorCode remote_hold(Remote *r, RemoteFile *file, Error *err) {
     StoredAbout about;
     TRY(store_hold(r->store, file->entry, err));
-    if (store_about(r->store, file->entry, &about) && remote_is_version(&about, file))
-        memcpy(file->sha256, about.sha256, sizeof file->sha256);
+    bool known = store_about(r->store, file->entry, &about), same = known && remote_is_version(&about, file);
+    if (same) memcpy(file->sha256, about.sha256, sizeof file->sha256);
+    file->changed = known && !same;
     store_about_free(&about);
     return OK;
 }
@@ -239,7 +240,7 @@ static ErrorCode find(Remote *r, Found *f, char **urls, size_t count, Error *err
     for (size_t i = 0; !l.s3 && i < count; i++) add_url(r, f, urls[i]);
     TRY(l.s3 ? find_s3(r, f, urls, count, err) : probe_all(r, f, err));
     qsort(f->files, f->count, sizeof *f->files, by_name);
-    for (size_t i = 0; i < f->count; i++) TRY(recall(r, &f->files[i], err));
+    for (size_t i = 0; i < f->count; i++) TRY(remote_hold(r, &f->files[i], err));
     return OK;
 }
 
@@ -297,7 +298,7 @@ ErrorCode remote_find_beside(Remote *r, const RemoteFile *file, const char *end,
     if (f.count == 0) return OK;
     ErrorCode code = remote_probe(r, f.files, err);
     bool missing = code == ERR_NOINPUT;
-    if (code == OK) code = recall(r, f.files, err);
+    if (code == OK) code = remote_hold(r, f.files, err);
     if (code == OK)
         *beside = f.files;
     else

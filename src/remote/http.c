@@ -92,20 +92,22 @@ static double wait_of(const HttpReply *reply, int tries) {
     return fmax(wait, fmin(reply->retry_after, LONGEST_ASKED));
 }
 
-bool http_wait(const HttpReply *reply, int *tries) {
+static bool is_stopped(const HttpRequest *q) { return q->stop && atomic_load(q->stop); }
+
+bool http_wait(const HttpRequest *request, const HttpReply *reply, int *tries) {
     if (++*tries >= MOST_TRIES) return false;
     double end = clock_seconds() + wait_of(reply, *tries - 1);
-    while (clock_seconds() < end) {
+    while (clock_seconds() < end && !is_stopped(request)) {
         nanosleep(&(struct timespec){0, 50 * 1000 * 1000}, NULL);
         progress_beat();
     }
-    return true;
+    return !is_stopped(request);
 }
 
 ErrorCode http_send_again(HttpClient *client, const HttpRequest *request, HttpReply *reply, Error *err) {
     for (int tries = 0;;) {
         TRY(http_send(client, request, reply, err));
-        if (!reply->again || !http_wait(reply, &tries)) return OK;
+        if (!reply->again || !http_wait(request, reply, &tries)) return OK;
         http_reply_free(reply);
     }
 }

@@ -47,7 +47,7 @@ typedef struct HttpRequest {
     void *ctx;
     bool patient;            /* the server may think for minutes before it answers */
     const char *advice;      /* for http_refuse, after what may pass: what to do; NULL: nothing */
-    const atomic_bool *stop; /* ends the transfer when it is set; NULL: nothing does */
+    const atomic_bool *stop; /* ends the transfer, and a wait, when it is set; NULL: nothing does */
 } HttpRequest;
 
 /* Keeps connections open between requests. Used by one thread at a time. */
@@ -59,8 +59,8 @@ void http_close(HttpClient *client); /* NULL is fine */
  * failures are in the reply. */
 ErrorCode http_send(HttpClient *client, const HttpRequest *request, HttpReply *reply, Error *err);
 void http_reply_free(HttpReply *reply);
-/* Waits before the next try. false: `tries` is the last. Begin with *tries 0. */
-bool http_wait(const HttpReply *reply, int *tries);
+/* Waits before the next try. false: `tries` is the last, or request->stop is set. Begin with *tries 0. */
+bool http_wait(const HttpRequest *request, const HttpReply *reply, int *tries);
 /* http_send, with retries of what may pass. */
 ErrorCode http_send_again(HttpClient *client, const HttpRequest *request, HttpReply *reply, Error *err);
 /* The error for a reply that is no success. `name` is the file as it may be printed. */

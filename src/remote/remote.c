@@ -69,7 +69,8 @@ static ErrorCode check_limit(const Remote *r, const char *label, const RemoteFil
 static ErrorCode fetch_one(Remote *r, RemoteFile *file, Progress *progress, Error *err) {
     uint64_t part;
     if (remote_has_copy(r, file, &part)) return OK;
-    store_enter(r->store, file->entry, file->name);
+    if (!store_enter(r->store, file->entry, file->name, r->stop))
+        return error_set(err, ERR_STOPPED, "%s: the run ended while another process fetched it", file->name);
     ErrorCode code = OK;
     if (remote_has_copy(r, file, &part))
         progress_add(progress, (double)file->size / 1e6);
@@ -82,21 +83,29 @@ static ErrorCode fetch_one(Remote *r, RemoteFile *file, Progress *progress, Erro
 /* What the threads of one call share. */
 typedef struct Fetch {
     Remote *remote;
-    RemoteFile *files;
-    const size_t *which;
-    size_t count;
+    const RemoteQueue *queue;
     Progress *progress;
-    atomic_size_t next; /* index into `which` */
-    atomic_bool failed;
-    pthread_mutex_t lock; /* of the first error */
-    Error error;
+    atomic_size_t next; /* index into the queue */
+    pthread_mutex_t lock;
+    Error error; /* the first one */
 } Fetch;
 
 static void fail(Fetch *f, const Error *error) {
     pthread_mutex_lock(&f->lock);
-    if (!atomic_load(&f->failed)) f->error = *error;
-    atomic_store(&f->failed, true);
+    if (f->error.code == OK) f->error = *error;
+    atomic_store(f->queue->ended, true);
     pthread_mutex_unlock(&f->lock);
+}
+
+static ErrorCode fetch_next(Fetch *f, Remote *own, bool *more, Error *err) {
+    const RemoteQueue *q = f->queue;
+    size_t i = atomic_fetch_add(&f->next, 1);
+    *more = i < q->count;
+    if (*more && q->admit) TRY(q->admit(q->context, i, more, err));
+    if (!*more) return OK;
+    TRY(fetch_one(own, q->files[i], f->progress, err));
+    if (q->fetched) q->fetched(q->context, i);
+    return OK;
 }
 
 /* Each thread has connections of its own, and finds out by itself in which region a bucket is. */
@@ -106,26 +115,34 @@ static void *fetch_files(void *ctx) {
     Remote own = *f->remote;
     own.client = NULL;
     own.access.region = mem_strdup(own.access.region);
-    own.stop = &f->failed;
+    own.stop = f->queue->ended;
+    if (f->queue->beats) progress_apart(f->queue->beats);
+    bool more = true;
     ErrorCode code = http_open(&own.client, &err);
-    while (code == OK && !atomic_load(&f->failed)) {
-        size_t i = atomic_fetch_add(&f->next, 1);
-        if (i >= f->count) break;
-        code = fetch_one(&own, &f->files[f->which[i]], f->progress, &err);
-    }
+    while (code == OK && more && !atomic_load(f->queue->ended)) code = fetch_next(f, &own, &more, &err);
     if (code != OK) fail(f, &err);
     http_close(own.client);
     free(own.access.region);
     return NULL;
 }
 
-/* With as many threads as can be started. */
-static void fetch_all(Fetch *f, size_t threads) {
+/* With as many threads as can be started. `bytes`: to be fetched. */
+static ErrorCode fetch_all(Remote *r, const RemoteQueue *q, size_t threads, uint64_t bytes, Error *err) {
     pthread_t others[MOST_THREADS];
     size_t started = 0;
-    while (started + 1 < threads && pthread_create(&others[started], NULL, fetch_files, f) == 0) started++;
-    fetch_files(f);
+    Fetch f = {.remote = r, .queue = q};
+    Text title = {0};
+    text_printf(&title, "fetching %s", q->label);
+    f.progress = progress_start(title.data, (double)bytes / 1e6, "MB");
+    text_free(&title);
+    pthread_mutex_init(&f.lock, NULL);
+    while (started + 1 < threads && pthread_create(&others[started], NULL, fetch_files, &f) == 0) started++;
+    fetch_files(&f);
     for (size_t i = 0; i < started; i++) pthread_join(others[i], NULL);
+    pthread_mutex_destroy(&f.lock);
+    progress_finish(f.progress);
+    if (f.error.code != OK && err) *err = f.error;
+    return f.error.code;
 }
 
 ErrorCode remote_fetch(Remote *r, const char *label, RemoteFile *files, const size_t *which, size_t count,
@@ -134,19 +151,35 @@ ErrorCode remote_fetch(Remote *r, const char *label, RemoteFile *files, const si
     if (missing.files == 0) return OK;
     TRY(check_limit(r, label, files, which, count, err));
     TRY(store_make_room(r->store, missing.bytes - missing.part, err));
-    Text title = {0};
-    text_printf(&title, "fetching %s", label);
-    Fetch f = {.remote = r, .files = files, .which = which, .count = count};
-    f.progress = progress_start(title.data, (double)(missing.bytes - missing.part) / 1e6, "MB");
-    text_free(&title);
-    pthread_mutex_init(&f.lock, NULL);
-    fetch_all(&f, missing.files < MOST_THREADS ? missing.files : MOST_THREADS);
-    pthread_mutex_destroy(&f.lock);
-    progress_finish(f.progress);
-    if (!atomic_load(&f.failed)) return OK;
-    if (err) *err = f.error;
-    return f.error.code;
+    atomic_bool ended = false;
+    RemoteFile **all = mem_alloc_array(count, sizeof *all);
+    for (size_t i = 0; i < count; i++) all[i] = &files[which[i]];
+    RemoteQueue q = {.label = label, .files = all, .count = count, .ended = &ended};
+    size_t threads = missing.files < MOST_THREADS ? missing.files : MOST_THREADS;
+    ErrorCode code = fetch_all(r, &q, threads, missing.bytes - missing.part, err);
+    free(all);
+    return code;
 }
+
+/* What is there, or may come to be fetched by another process, is not known before its turn. */
+ErrorCode remote_fetch_queue(Remote *r, const RemoteQueue *q, Error *err) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < q->count; i++) {
+        uint64_t part;
+        if (!remote_has_copy(r, q->files[i], &part)) bytes += q->files[i]->size - part;
+    }
+    return fetch_all(r, q, q->count < MOST_THREADS ? q->count : MOST_THREADS, bytes, err);
+}
+
+void remote_release(Remote *r, const RemoteFile *file) { store_release(r->store, file->entry); }
+
+ErrorCode remote_make_room(Remote *r, const RemoteFile *file, Error *err) {
+    uint64_t part;
+    if (remote_has_copy(r, file, &part)) return OK;
+    return store_make_room(r->store, file->size - part, err);
+}
+
+uint64_t remote_limit(const Remote *r) { return store_limit(r->store); }
 
 ErrorCode remote_take(Remote *r, const char *url, RemoteFile **files, size_t *count, Error *err) {
     Text label = {0};
@@ -169,7 +202,7 @@ ErrorCode remote_remember(Remote *r, RemoteFile *file, const char sha256[65], Er
     if (strcmp(file->sha256, sha256) == 0) return OK;
     memcpy(about.sha256, sha256, sizeof about.sha256);
     memcpy(file->sha256, sha256, sizeof file->sha256);
-    store_enter(r->store, file->entry, file->name);
+    store_enter(r->store, file->entry, file->name, NULL);
     ErrorCode code = store_set_about(r->store, file->entry, &about, err);
     store_leave(r->store, file->entry);
     return code;
@@ -177,7 +210,7 @@ ErrorCode remote_remember(Remote *r, RemoteFile *file, const char sha256[65], Er
 
 ErrorCode remote_enter(Remote *r, const char *work, const char *label, Error *err) {
     TRY(store_hold(r->store, work, err));
-    store_enter(r->store, work, label);
+    store_enter(r->store, work, label, NULL);
     return OK;
 }
 

@@ -3,6 +3,7 @@
  *     remote_open    reads the environment
  *     remote_find    a URL, with braces and patterns, to files and their versions; nothing is fetched
  *     remote_fetch   makes sure that the copies are there; one process of a machine fetches, others wait
+ *     remote_fetch_queue   the same for files that are read one after the other meanwhile
  *     remote_close   copies may go from then on
  *
  * A version of a file is its ETag, Last-Modified and size. A copy of another version is fetched again, and
@@ -10,6 +11,8 @@
 #ifndef WEFT_REMOTE_REMOTE_H
 #define WEFT_REMOTE_REMOTE_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,6 +30,7 @@ typedef struct RemoteFile {
     char etag[HTTP_ETAG], modified[HTTP_DATE];
     uint64_t size;
     char sha256[65]; /* of this version; "": not known */
+    bool changed;    /* another version was stored when it was found */
 } RemoteFile;
 
 /* limit: bytes of all copies, 0 for any number. cache_dir NULL: only for uploads.
@@ -45,6 +49,31 @@ ErrorCode remote_find_beside(Remote *remote, const RemoteFile *file, const char 
 /* Fetches what is missing of files[which[0, count)]. `label` names them in the progress. */
 ErrorCode remote_fetch(Remote *remote, const char *label, RemoteFile *files, const size_t *which,
                        size_t count, Error *err);
+/* Files that are fetched in this order while earlier ones are read. The functions are called by several
+ * threads. */
+typedef struct RemoteQueue {
+    const char *label; /* of the progress */
+    RemoteFile *const *files;
+    size_t count;
+    /* Waits until file i may be fetched; *go false: none may any more. */
+    ErrorCode (*admit)(void *context, size_t i, bool *go, Error *err);
+    void (*fetched)(void *context, size_t i);
+    void *context;
+    atomic_bool *ended;   /* set by the caller, ends the transfers; set here after a failure */
+    atomic_ullong *beats; /* progress_apart; NULL: the run's own */
+} RemoteQueue;
+ErrorCode remote_fetch_queue(Remote *remote, const RemoteQueue *queue, Error *err);
+/* remote_find holds the copies of what it finds until remote_close. A file may be released before, and held
+ * again, which recalls its hash if it has become known. Not to be called from several threads. */
+ErrorCode remote_hold(Remote *remote, RemoteFile *file, Error *err);
+void remote_release(Remote *remote, const RemoteFile *file);
+/* Removes copies that nobody holds until the file fits. Not to be called from several threads. */
+ErrorCode remote_make_room(Remote *remote, const RemoteFile *file, Error *err);
+uint64_t remote_limit(const Remote *remote);
+/* Whether the server tells versions of the file apart. Its version: SHA-256 of URL, size, and ETag or time of
+ * change. */
+bool remote_has_version(const RemoteFile *file);
+void remote_version(const RemoteFile *file, char out[65]);
 /* Finds and fetches all files of a URL. Free with remote_free. */
 ErrorCode remote_take(Remote *remote, const char *url, RemoteFile **files, size_t *count, Error *err);
 /* Stores the hash of the copy, so that a later start need not fetch a file whose tokens it has. */

@@ -117,17 +117,20 @@ static void warn(RemoteStore *s) {
 }
 
 /* Polls, so that the watchdog sees that this rank waits for work of another. */
-static void lock(RemoteStore *s, const char *entry, LockedByte byte, int type, const char *url) {
+static bool lock(RemoteStore *s, const char *entry, LockedByte byte, int type, const char *url,
+                 const atomic_bool *stop) {
     while (s->fd >= 0 && lock_byte(s, entry, byte, type) != 0) {
         if (!is_taken()) {
             warn(s);
-            return;
+            return true;
         }
+        if (stop && atomic_load(stop)) return false;
         if (url && !atomic_exchange(&s->said, true))
             log_info("%s: waiting for another process that fetches it", url);
         progress_beat();
         nanosleep(&(struct timespec){0, 100 * 1000 * 1000}, NULL);
     }
+    return true;
 }
 
 static bool holds(const RemoteStore *s, const char *entry) {
@@ -148,7 +151,7 @@ ErrorCode store_hold(RemoteStore *s, const char *entry, Error *err) {
     ErrorCode code = file_make_own_dir(dir, err);
     free(dir);
     TRY(code);
-    lock(s, entry, BYTE_USE, F_RDLCK, NULL);
+    lock(s, entry, BYTE_USE, F_RDLCK, NULL, NULL);
     touch(s, entry);
     if (s->count == s->capacity) {
         s->capacity = 2 * s->capacity + 16;
@@ -158,8 +161,18 @@ ErrorCode store_hold(RemoteStore *s, const char *entry, Error *err) {
     return OK;
 }
 
-void store_enter(RemoteStore *s, const char *entry, const char *url) {
-    lock(s, entry, BYTE_FETCH, F_WRLCK, url);
+void store_release(RemoteStore *s, const char *entry) {
+    for (size_t i = s->count; i-- > 0;) {
+        if (strcmp(s->held[i], entry) != 0) continue;
+        free(s->held[i]);
+        s->held[i] = s->held[--s->count];
+        break;
+    }
+    if (s->fd >= 0 && !holds(s, entry)) lock_byte(s, entry, BYTE_USE, F_UNLCK);
+}
+
+bool store_enter(RemoteStore *s, const char *entry, const char *url, const atomic_bool *stop) {
+    return lock(s, entry, BYTE_FETCH, F_WRLCK, url, stop);
 }
 
 void store_leave(RemoteStore *s, const char *entry) {

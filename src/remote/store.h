@@ -13,6 +13,7 @@
 #ifndef WEFT_REMOTE_STORE_H
 #define WEFT_REMOTE_STORE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/stat.h>
@@ -47,8 +48,10 @@ char *store_path(const RemoteStore *s, const char *entry, const char *name);
 
 /* Makes the entry's directory, keeps its copy from being removed, and notes its use. */
 ErrorCode store_hold(RemoteStore *s, const char *entry, Error *err);
-/* Waits for another process that fetches it. `url` is for the log. */
-void store_enter(RemoteStore *s, const char *entry, const char *url);
+/* Undoes one store_hold. */
+void store_release(RemoteStore *s, const char *entry);
+/* Waits for another process that fetches it. `url` is for the log. false: *stop was set meanwhile. */
+bool store_enter(RemoteStore *s, const char *entry, const char *url, const atomic_bool *stop);
 void store_leave(RemoteStore *s, const char *entry);
 
 /* false: nothing is known, or what is there cannot be read. */

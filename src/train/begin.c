@@ -98,12 +98,62 @@ static ErrorCode open_tasks(Trainer *t, Error *err) {
 static ErrorCode know_data(Trainer *t, Error *err) {
     Text files = {0};
     dataset_fingerprint(t->data, t->facts.data);
+    dataset_contents(t->data, t->facts.contents);
     tokenizer_fingerprint(t->tokenizer, t->facts.tokenizer);
     dataset_mixture(t->data, t->facts.mixture);
     dataset_list(t->data, &files);
     ErrorCode code = agree_on_data(t->comm, &t->facts, &files, err);
     text_free(&files);
     return code;
+}
+
+/* The contents of the data, as far as they are known. */
+static const char *contents_of(const RunFacts *f) { return *f->contents ? f->contents : f->data; }
+
+static bool are_same_contents(const RunFacts *a, const RunFacts *b) {
+    const char *x = contents_of(a);
+    return strcmp(x, DATA_UNKNOWN) != 0 && strcmp(x, contents_of(b)) == 0;
+}
+
+static bool knows_contents(const RunFacts *f) { return strcmp(contents_of(f), DATA_UNKNOWN) != 0; }
+
+/* Names remote files of other versions than before. That they are others is refused, or allowed, by
+ * changes_check. */
+static ErrorCode refuse_changed(const Trainer *t, Error *err) {
+    Text names = {0};
+    dataset_changed(t->data, &names);
+    if (names.length && !changes_allowed(t->c, "data"))
+        error_set(err, ERR_CONFIG,
+                  "the data is not what the checkpoint was trained with: changed on the server: %.2000s; put "
+                  "it back, or set run.allow_changes=[data], or start over with run.overwrite=true",
+                  names.data);
+    bool refused = names.length && err->code != OK;
+    text_free(&names);
+    return refused ? ERR_CONFIG : OK;
+}
+
+/* Whether the data is that of the checkpoint. Remote files of data.order: stream are compared by versions; if
+ * these are others, or were not recorded, by contents if the checkpoint has them. A run keeps the fingerprint
+ * that it began with. */
+static ErrorCode settle_data(Trainer *t, Error *err) {
+    const RunFacts *then = &t->found.saved.facts;
+    if (!t->found.exists) return OK;
+    bool same = strcmp(then->data, t->facts.data) == 0;
+    if (!same && knows_contents(then) && !knows_contents(&t->facts)) {
+        if (t->is_rank0)
+            log_info("versions of remote files are not those of the checkpoint: all files are fetched, so "
+                     "that their contents can be compared");
+        TRY(dataset_know_contents(t->data, err));
+        dataset_contents(t->data, t->facts.contents);
+    }
+    bool known = knows_contents(then) && knows_contents(&t->facts);
+    if (same && known && !are_same_contents(then, &t->facts) && !changes_allowed(t->c, "data"))
+        return error_set(err, ERR_CONFIG,
+                         "the data is not what the checkpoint was trained with: the server sends other bytes "
+                         "under the same versions of files; put them back, or set run.allow_changes=[data], "
+                         "or start over with run.overwrite=true");
+    if (!same && are_same_contents(then, &t->facts)) memcpy(t->facts.data, then->data, sizeof t->facts.data);
+    return same || are_same_contents(then, &t->facts) ? OK : refuse_changed(t, err);
 }
 
 /* Maximum of two numbers, into the first. */
@@ -529,11 +579,14 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     /* Rank 0 goes first: the others find in the cache what it has tokenized. */
     TOGETHER(t, t->is_rank0 ? open_data(t, set, err) : OK);
     TOGETHER(t, t->is_rank0 ? OK : open_data(t, set, err));
+    /* Receipts state contents. */
+    TOGETHER(t, t->c->run.receipts ? dataset_know_contents(t->data, err) : OK);
     TRY(know_data(t, err));
     TRY(open_tasks(t, err));
     run_enter(t, PHASE_READING);
     TOGETHER(t, restore(t, err));
     TRY(find_checkpoint(t, err));
+    TOGETHER(t, settle_data(t, err));
     TRY(resolve(t, set, err));
     TRY(open_engine(t, set, err));
     run_enter(t, PHASE_LOADING);

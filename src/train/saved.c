@@ -6,6 +6,7 @@
  *     step, samples, tokens              progress; the data resumes from the number of samples
  *     skipped, updates                   steps without an update; updates made: the count for bias correction
  *     data, tokenizer, mixture           fingerprints of what it was trained on
+ *     contents                           of remote files that are fetched while the run trains
  *     sums, kernels, build               what last bits depend on, in words
  *     receipt                            with run.receipts
  *     loss_window, grad_norm_window      of the spike statistic, oldest first
@@ -101,6 +102,7 @@ static ErrorCode read_fact(const cJSON *state, const char *key, bool required, c
 static ErrorCode read_facts(RunFacts *f, const cJSON *state, bool all, Error *err) {
     TRY(read_fact(state, "data", true, f->data, sizeof f->data, err));
     TRY(read_fact(state, "tokenizer", true, f->tokenizer, sizeof f->tokenizer, err));
+    TRY(read_fact(state, "contents", false, f->contents, sizeof f->contents, err));
     TRY(read_fact(state, "base", false, f->base, sizeof f->base, err));
     TRY(read_fact(state, "mixture", all, f->mixture, sizeof f->mixture, err));
     TRY(read_fact(state, "sums", all, f->sums, sizeof f->sums, err));
@@ -187,6 +189,7 @@ static void write_best(JsonWriter *w, const BestCheckpoint *best) {
 
 static void write_facts(JsonWriter *w, const RunFacts *f) {
     json_put_string(w, "data", f->data);
+    if (*f->contents) json_put_string(w, "contents", f->contents);
     json_put_string(w, "tokenizer", f->tokenizer);
     if (*f->base) json_put_string(w, "base", f->base);
     json_put_string(w, "mixture", f->mixture);

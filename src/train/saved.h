@@ -33,6 +33,7 @@ typedef struct RunState {
 /* One line each; empty: not known. */
 typedef struct RunFacts {
     char data[65], tokenizer[65]; /* fingerprints */
+    char contents[65];            /* dataset_contents; empty: `data` is of contents */
     char base[65];                /* of the base model of adapters; otherwise empty */
     char mixture[DATASET_MIXTURE];
     char sums[160];    /* the order in which the gradients of a step are summed */

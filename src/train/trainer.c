@@ -340,6 +340,7 @@ static ErrorCode save(Trainer *t, bool last, Error *err) {
     TRY(receipt_sync(t, err));
     TRY(look_for_best(t, err));
     t->recovery.owes_save = false;
+    dataset_contents(t->data, t->facts.contents);
     TRY(saver_begin(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
     /* The last save is waited for; others continue alongside the next steps. */
     if (last || t->stopping) TRY(saver_wait(&t->saver, err));

@@ -1,5 +1,5 @@
 #!/bin/bash
-# data.order: stream over URLs: files are fetched, then tokenized while the run trains. The samples are those of local files, with an empty,
+# data.order: stream over URLs: files are fetched and tokenized while the run trains. The samples are those of local files, with an empty,
 # partial or full cache, with or without the copies, and after kills.
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
@@ -89,6 +89,76 @@ killed_at 50
 train killed data.cache_dir=cache3
 same killed
 good killed
+
+# The run trains before the last file has come: the server holds it back until a step is logged. On 2 ranks, too, and stopped meanwhile.
+parts=(a b c d e)
+for i in "${!parts[@]}"; do mkdir -p "s3/public/${parts[i]}" && letters 30 "$((100 + i))" >"s3/public/${parts[i]}/part.txt"; done
+some() { local part list=; for part in "${parts[@]}"; do list+="${list:+, }$1public/$part/part.txt"; done; echo "data.sources=[$list]"; }
+late() { # DIR CACHE COMMAND...
+    local pid
+    rm -f go
+    faults "9 $last hold go"
+    "${@:3}" >late.out 2>late.err </dev/null &
+    pid=$!
+    await grep -Eq '^step: +1 ' late.err
+    [ "$(grep -c -- "$last - 200" s3.log)" -eq 0 ] || fail "$1: $last came before step 1: $(cat s3.log)"
+    touch go
+    wait "$pid" || fail "$1: $(tail -2 late.err)"
+    : >s3.faults
+}
+train parts "$(some s3/)" data.cache_dir=local
+: >s3.log
+train ordered "$(some s3://)" data.cache_dir=cache5
+last=$(sed -n 's/^GET .public.\(.*part.txt\) - 200.*/\1/p' s3.log | tail -1)
+losses parts >parts.losses
+equal() { losses "$1" >"$1.losses"; cmp -s parts.losses "$1.losses" || fail "$1: other losses than of local files"; good "$1"; }
+equal ordered
+: >s3.log
+late held cache6 "$weft" train run.yaml run.dir=held "$(some s3://)" data.cache_dir=cache6
+equal held
+: >s3.log
+late held2 cache7 "$weft" train -n 2 run.yaml run.dir=held2 mesh.dp_shard=2 "$(some s3://)" data.cache_dir=cache7
+equal held2
+
+# A run that is killed before all has come goes on, also without its caches; a file that changed is named; a failure ends all ranks.
+: >s3.log
+rm -f go
+faults "9 $last hold go"
+"$weft" train run.yaml run.dir=cut_off "$(some s3://)" data.cache_dir=cache8 checkpoint.every=1 --inject stop:rank=0,step=3 >/dev/null 2>&1 </dev/null &
+pid=$!
+await stands cut_off
+kill -KILL "$(cat cut_off/lock)"
+wait "$pid" 2>/dev/null
+touch go
+: >s3.faults
+rm -r cache8
+cp "s3/public/$last" kept
+letters 30 200 >"s3/public/$last"
+exits 78 train run.yaml run.dir=cut_off "$(some s3://)" data.cache_dir=cache5
+has err "changed on the server: s3://public/$last"
+cp kept "s3/public/$last"
+faults "99 $last missing"
+"$weft" train -n 2 run.yaml run.dir=failed mesh.dp_shard=2 "$(some s3://)" data.cache_dir=cache9 >out 2>err </dev/null && fail "a missing file does not end the run"
+[ "$(grep -c "^weft: .*s3://public/$last: the server answers" err)" -eq 1 ] || fail "not one error: $(cat err)"
+: >s3.faults
+train cut_off "$(some s3://)" data.cache_dir=cache8
+equal cut_off
+
+# Copies go as their tokens come: two of five fit, and the run fetches each once.
+: >s3.log
+train bounded "$(some s3://)" data.cache_dir=cache10 data.remote_cache_gib=0.0000038
+equal bounded
+[ "$(find cache10/remote -name part.txt | wc -l)" -le 2 ] || fail "copies beyond the limit: $(find cache10/remote -name part.txt)"
+[ "$(fetches '.*part.txt')" -eq 5 ] || fail "not each file once: $(cat s3.log)"
+
+# Receipts state contents: all files come before the first step, and a step is confirmed, also from local copies of the files.
+: >s3.log
+train proven "$(some s3://)" data.cache_dir=cache8 run.receipts=true checkpoint.every=2
+data_of() { sed -n 's/.*"data": *"\([0-9a-f]*\)".*/\1/p' "$1/receipts.jsonl" | head -1; }
+train by_content "$(some s3/)" data.cache_dir=local run.receipts=true
+[ -n "$(data_of proven)" ] && [ "$(data_of proven)" = "$(data_of by_content)" ] || fail "receipts of the same files: $(data_of proven), $(data_of by_content)"
+expect_alone 0 verify proven --step 5
+has out "step 5 is confirmed"
 
 # What is damaged is named by its URL; a file that changed on the server is not read into a run that has begun.
 gzip -c s3/public/texts/01.txt | head -c 600 >s3/public/cut.txt.gz

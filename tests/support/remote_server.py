@@ -6,7 +6,8 @@
 Serves ROOT/BUCKET/KEY as /BUCKET/KEY with ranges, ETag, If-Match; lists buckets (ListObjectsV2); takes PUT and multipart uploads. With --keys
 each request for a bucket that does not begin with "public" must have a right SigV4 signature, which is recomputed from the bytes of the request.
 
-ROOT.faults has lines "TIMES TEXT ACTION [ARGUMENT]": the next TIMES requests with TEXT in their target fail so. ROOT.log lists the requests.
+ROOT.faults has lines "TIMES TEXT ACTION [ARGUMENT]": the next TIMES requests with TEXT in their target fail so. ROOT.log lists the requests. "hold FILE" answers
+once FILE exists, "missing" with 404, neither to a request for a version alone.
 The actions in VERSIONS change what names the version of a file, and come on top of another one.
 """
 import email.utils, hashlib, hmac, http.server, os, re, socketserver, ssl, sys, threading, time, urllib.parse
@@ -23,10 +24,11 @@ for word in sys.argv[3:]:
 keys, page, region = options["--keys"], int(options["--page"][0]), options["--region"][0]
 lock = threading.Lock()
 VERSIONS = ("noetag", "weak", "dated")
+AFTER_PROBE = ("hold", "missing")
 uploads, etags = {}, {}  # etags: of objects made in parts
 
 
-def take_fault(target, version=False):
+def take_fault(target, version=False, probe=False):
     with lock:
         try:
             lines = open(root + ".faults").read().splitlines()
@@ -34,6 +36,8 @@ def take_fault(target, version=False):
             return None
         for i, line in enumerate(lines):
             times, text, action, *argument = line.split(" ")
+            if probe and action in AFTER_PROBE:
+                continue
             if text in target and int(times) > 0 and (action in VERSIONS) == version:
                 lines[i] = " ".join([str(int(times) - 1), text, action, *argument])
                 with open(root + ".faults.new", "w") as out:
@@ -127,7 +131,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.rfile.readline()
         else:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = take_fault(self.path)
+        fault = take_fault(self.path, probe=self.headers.get("Range") == "bytes=0-0")
+        if fault and fault[0] == "hold":
+            self.note("hold")
+            while not os.path.exists(fault[1]):
+                time.sleep(0.02)
         if fault and self.fail(*fault):
             return
         bucket, key, parameters = self.split()
@@ -143,7 +151,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def fail(self, action, argument):
         """True if the answer has been given."""
-        if action == "status":
+        if action == "missing":
+            self.problem(404, "NoSuchKey", "on command")
+        elif action == "status":
             status, _, code = argument.partition(":")
             self.problem(int(status), code or "Busy", "on command", [("Retry-After", "0")])
         elif action == "redirect":
