@@ -194,9 +194,38 @@ static ErrorCode open_input(CorpusReader *r, const CorpusPosition *from, Error *
 
 static const char *key_of(const CorpusFile *file) { return file->key && file->key[0] ? file->key : "text"; }
 
+bool corpus_has_chat_columns(const ParquetLeaves *leaves) {
+    bool prompt = false, completion = false, list = false;
+    for (size_t i = 0; i < leaves->count; i++) {
+        const ParquetLeaf *leaf = &leaves->items[i];
+        size_t top = strcspn(leaf->path, ".");
+        for (size_t c = 0; c < CHAT_LISTS; c++)
+            list |= top == strlen(chat_columns[c]) && strncmp(leaf->path, chat_columns[c], top) == 0;
+        bool text = leaf->text && leaf->lists == 0;
+        prompt |= text && strcmp(leaf->path, "prompt") == 0;
+        completion |= text && strcmp(leaf->path, "completion") == 0;
+    }
+    return list || (prompt && completion);
+}
+
+/* `code` and `err`, from opening the column, unless the file has conversations in place of the text. */
+static ErrorCode refuse_column(const CorpusFile *file, ErrorCode code, Error *err) {
+    ParquetLeaves leaves;
+    bool chat = code == ERR_DATA && !file->column && parquet_leaves(&leaves, file->path, NULL) == OK;
+    if (!chat) return code;
+    chat = corpus_has_chat_columns(&leaves);
+    parquet_leaves_free(&leaves);
+    if (!chat) return code;
+    return error_set(err, ERR_DATA,
+                     "%s: no column '%s', but conversations: give the source format: chat, or name a column "
+                     "of text with `column`",
+                     file->path, key_of(file));
+}
+
 /* A string may have a NUL if the file declares it as text. */
 static ErrorCode open_rows(CorpusReader *r, const CorpusPosition *from, Error *err) {
-    TRY(parquet_open(&r->rows, r->file->path, key_of(r->file), err));
+    ErrorCode code = parquet_open(&r->rows, r->file->path, key_of(r->file), err);
+    if (code != OK) return refuse_column(r->file, code, err);
     r->check.nul_is_text = parquet_is_text(r->rows);
     return from ? parquet_skip_to(r->rows, from->offset, err) : OK;
 }
@@ -638,11 +667,41 @@ ErrorCode corpus_next(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *er
 }
 
 /* The most common mistake with JSON lines is another name for the text, so the error lists what there is. */
-static ErrorCode missing_key(const char *where, const char *key, const cJSON *object, Error *err) {
+static ErrorCode missing_key(const char *where, const char *key, cJSON *object, Error *err) {
     char names[JSON_NAMES];
+    Conversation v = {.where = where};
+    json_names(object, names);
+    bool chat = chat_form_read(&v, CHAT_AUTO, object, "messages", NULL) == OK;
+    cJSON_Delete(v.messages);
+    return error_set(err, ERR_DATA, "%s: no key '%s' in this line; it has: %s; %s", where, key,
+                     names[0] ? names : "no members",
+                     chat ? "this is a conversation: give the source format: chat"
+                          : "name the text's key with `key` in the source");
+}
+
+/* Of a value that is not as expected. */
+static const char *type_name(const cJSON *value) {
+    if (cJSON_IsObject(value)) return "an object";
+    if (cJSON_IsArray(value)) return "a list";
+    if (cJSON_IsString(value)) return "a string";
+    return cJSON_IsNull(value) ? "null" : cJSON_IsNumber(value) ? "a number" : "true or false";
+}
+
+/* A line that ends right after its bracket: an object on several lines, as editors and jq write it. */
+static bool is_only_bracket(const CorpusChunk *chunk) {
+    size_t end = chunk->length;
+    while (end > 0 && strchr(" \t\r\n", chunk->bytes[end - 1])) end--;
+    return end > 0 && chunk->bytes[end - 1] == '{' && end <= 8;
+}
+
+static ErrorCode parse_line(const CorpusFile *file, const CorpusChunk *chunk, const char *where, cJSON **root,
+                            Error *err) {
+    ErrorCode code = json_parse_line(file->path, chunk->line, chunk->bytes, chunk->length, root, err);
+    if (code != ERR_DATA || !is_only_bracket(chunk)) return code;
     return error_set(err, ERR_DATA,
-                     "%s: no key '%s' in this line; it has: %s; name the text's key with `key` in the source",
-                     where, key, json_names(object, names));
+                     "%s: the line ends inside of its object: write one object per line (jq -c), or an array "
+                     "of objects",
+                     where);
 }
 
 /* An empty text is not an error: real corpora have such lines, and they make no document. A value that is not
@@ -654,16 +713,19 @@ ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusChunk *chunk, T
     snprintf(where, sizeof where, "%s:%llu", path, (unsigned long long)chunk->line);
     error_escape(shown, sizeof shown, key, strlen(key));
     cJSON *root = NULL;
-    TRY(json_parse_line(file->path, chunk->line, chunk->bytes, chunk->length, &root, err));
+    TRY(parse_line(file, chunk, where, &root, err));
     cJSON *value = cJSON_GetObjectItemCaseSensitive(root, key);
     ErrorCode code = OK;
     text_clear(out);
     if (!cJSON_IsObject(root))
-        code = error_set(err, ERR_DATA, "%s: expected a JSON object with key '%s'", where, shown);
+        code = error_set(err, ERR_DATA, "%s: expected a JSON object with key '%s', found %s", where, shown,
+                         type_name(root));
     else if (!value)
         code = missing_key(where, shown, root, err);
     else if (!cJSON_IsString(value))
-        code = error_set(err, ERR_DATA, "%s: the value of '%s' is not a string", where, shown);
+        code = error_set(err, ERR_DATA, "%s: the value of '%s' is not a string but %s%s", where, shown,
+                         type_name(value),
+                         cJSON_IsNull(value) ? "; data.bad_lines: skip leaves such lines out" : "");
     else
         json_line_string(chunk->bytes, chunk->length, root, value, out);
     cJSON_Delete(root);

@@ -27,6 +27,7 @@
 #include "data/config.h"
 #include "data/fingerprint.h"
 #include "data/holdout.h"
+#include "formats/parquet.h"
 #include "formats/text_form.h"
 #include "formats/token_file.h"
 
@@ -52,7 +53,9 @@ typedef struct CorpusFile {
 } CorpusFile;
 
 SourceFormat corpus_format(const CorpusFile *file); /* any but FORMAT_AUTO */
-bool corpus_has_rows(const CorpusFile *file);       /* it is a Parquet file */
+/* Lists of messages, or a pair of texts: other names of conversations occur in tables of any kind. */
+bool corpus_has_chat_columns(const ParquetLeaves *leaves);
+bool corpus_has_rows(const CorpusFile *file); /* it is a Parquet file */
 /* Whether the source leaves out a document with so much text. */
 bool corpus_is_short(const CorpusFile *file, uint64_t bytes);
 bool corpus_is_long(const CorpusFile *file, uint64_t bytes);

@@ -916,10 +916,11 @@ static ErrorCode assign_source(Dataset *d, size_t i, Error *err) {
     if (samples_count(needed, s, d->context) > 0) return OK;
     if (token_cache_tokens(s->cache) == 0) return refuse_none(s, &f, err);
     warn_of_packing(d, s, &needed->packing, trains ? "training" : "validation");
-    return error_set(
-        err, ERR_DATA, "%s: %" PRIu64 " token%s%s: at least 2 are needed to predict one from the other%s",
-        s->name, needed->stream.tokens, needed->stream.tokens == 1 ? "" : "s",
-        d->validation_fraction > 0 ? " for training" : "", s->chat ? ", in one conversation" : "");
+    return error_set(err, ERR_DATA,
+                     "%s: %" PRIu64 " token%s%s: at least 2 are needed to predict one from the other%s",
+                     s->name, needed->stream.tokens, needed->stream.tokens == 1 ? "" : "s",
+                     d->validation_fraction > 0 ? " for training" : "",
+                     s->chat ? ", in one conversation; raise train.context if it cuts off answers" : "");
 }
 
 static ErrorCode assign_streams(Dataset *d, Error *err) {

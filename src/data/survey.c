@@ -333,23 +333,11 @@ static const ParquetLeaf *find_leaf(const ParquetLeaves *l, const char *path) {
     return NULL;
 }
 
-/* Lists of messages, or a pair: the other names occur in tables of any kind. */
-static bool has_chat_column(const ParquetLeaves *l) {
-    for (size_t i = 0; i < l->count; i++)
-        for (size_t c = 0; c < CHAT_LISTS; c++) {
-            size_t length = strlen(chat_columns[c]);
-            const char *path = l->items[i].path;
-            if (strncmp(path, chat_columns[c], length) == 0 && (path[length] == '.' || !path[length]))
-                return true;
-        }
-    return find_leaf(l, "prompt") && find_leaf(l, "completion");
-}
-
 /* The column `text`, else conversations, else the first column of text. */
 static void guess_column(Survey *s, CorpusFile *file, bool named) {
     const ParquetLeaf *first = find_leaf(&s->columns, NULL);
-    if (find_leaf(&s->columns, "text") || (!first && !has_chat_column(&s->columns))) return;
-    if (named && has_chat_column(&s->columns)) {
+    if (find_leaf(&s->columns, "text") || (!first && !corpus_has_chat_columns(&s->columns))) return;
+    if (named && corpus_has_chat_columns(&s->columns)) {
         file->format = FORMAT_CHAT;
         file->key = "messages";
         need_key(s, "format", "chat");

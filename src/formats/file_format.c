@@ -31,6 +31,9 @@ static bool is_binary(const FileEnds *e) {
     return utf8_valid_run(head, e->head_length) + 3 < e->head_length;
 }
 
+/* Decompressed content, whose end is not known. */
+static bool is_binary_content(const FileEnds *e) { return e->size == 0 && is_binary(e); }
+
 static bool ends_as_parquet(const FileEnds *e) {
     return is_binary(e) && (ends_with(e, 0, "PAR1") || ends_with(e, 0, "PARE"));
 }
@@ -46,10 +49,24 @@ static bool is_arrow_stream(const FileEnds *e) {
 
 /* Word, Excel and PowerPoint write zip files with known member names. */
 static bool is_office(const FileEnds *e) {
-    static const char *const names[] = {"[Content_Types].xml", "word/", "xl/", "ppt/", "mimetype", "_rels/"};
+    static const char *const names[] = {
+        "[Content_Types].xml", "word/", "xl/", "ppt/", "mimetype", "_rels/", "docProps/"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (holds(e, 30, names[i], strlen(names[i]))) return true;
     return false;
+}
+
+/* tar before ustar has no magic number: the sum of a header's bytes, with spaces in its own place. */
+static bool is_old_tar(const FileEnds *e) {
+    enum { BLOCK = 512, SUM_AT = 148, SUM_BYTES = 8 };
+    unsigned long sum = 0, stated = 0;
+    size_t at = SUM_AT;
+    if (e->head_length < BLOCK || !is_binary(e)) return false;
+    for (size_t i = 0; i < BLOCK; i++) sum += i - SUM_AT < SUM_BYTES ? ' ' : e->head[i];
+    while (at < SUM_AT + SUM_BYTES && e->head[at] == ' ') at++;
+    for (; at < SUM_AT + SUM_BYTES && e->head[at] >= '0' && e->head[at] <= '7'; at++)
+        stated = 8 * stated + (e->head[at] - '0');
+    return sum == stated;
 }
 
 /* PyTorch's checkpoints are zip files whose first member is the pickle, or is in a folder "archive". */
@@ -91,6 +108,10 @@ static bool is_tfrecord(const FileEnds *e) {
     if (e->head_length < 12) return false;
     uint32_t sum = crc32c(e->head, 8), masked = ((sum >> 15) | (sum << 17)) + 0xa282ead8u;
     return number_at(e, 8, 4) == masked;
+}
+
+static bool is_heif(const FileEnds *e) {
+    return is_binary(e) && (holds(e, 8, "avif", 4) || holds(e, 8, "heic", 4) || holds(e, 8, "mif1", 4));
 }
 
 static bool is_riff(const FileEnds *e) {
@@ -190,7 +211,9 @@ static const FileFormat formats[] = {
     {"a zip archive", UNPACK, KIND_PACKED, 0, MAGIC("PK\3\4"), NULL},
     {"an empty zip archive", UNPACK, KIND_PACKED, 0, MAGIC("PK\5\6"), NULL},
     {"a tar archive", UNPACK, KIND_NOT_TEXT, 257, MAGIC("ustar"), is_binary},
+    {"a tar archive", UNPACK, KIND_NOT_TEXT, 0, NULL, 0, is_old_tar},
     {"a Parquet file", COLUMN, KIND_PARQUET, 0, MAGIC("PAR1"), ends_as_parquet},
+    {"a Parquet file that is compressed as a whole", "decompress it", KIND_NOT_TEXT, 0, MAGIC("PAR1"), is_binary_content},
     {"a Parquet file without its end", "fetch it again", KIND_NOT_TEXT, 0, MAGIC("PAR1"), is_binary},
     {"an Arrow or Feather file", LINES, KIND_NOT_TEXT, 0, MAGIC("ARROW1\0\0"), NULL},
     {"an Arrow stream", LINES, KIND_NOT_TEXT, 0, MAGIC("\xff\xff\xff\xff"), is_arrow_stream},
@@ -212,6 +235,7 @@ static const FileFormat formats[] = {
     {"a pickle", LINES, KIND_NOT_TEXT, 0, MAGIC("\x80\x04"), NULL},
     {"a pickle", LINES, KIND_NOT_TEXT, 0, MAGIC("\x80\x05"), NULL},
     {"a pickle", LINES, KIND_NOT_TEXT, 0, NULL, 0, is_pickle},
+    {"CBOR data", LINES, KIND_NOT_TEXT, 0, MAGIC("\xd9\xd9\xf7"), NULL},
     {"an SQLite database", LINES, KIND_NOT_TEXT, 0, MAGIC("SQLite format 3\0"), NULL},
     {"a DuckDB database", LINES, KIND_NOT_TEXT, 8, MAGIC("DUCK"), is_binary},
     {"an LMDB database", LINES, KIND_NOT_TEXT, 16, MAGIC("\xde\xc0\xef\xbe"), NULL},
@@ -226,8 +250,8 @@ static const FileFormat formats[] = {
     {"a TFRecord file", LINES, KIND_NOT_TEXT, 0, NULL, 0, is_tfrecord},
     {"WARC records of a crawl", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("WARC/1."), NULL},
     {"WARC records of a crawl", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("WARC/0."), NULL},
-    {"a pointer of Git LFS, in place of the file", "fetch the file: git lfs pull", KIND_NOT_TEXT, 0, MAGIC("version https://git-lfs.github.com/spec/v"), NULL},
-    {"an error page of an object store, in place of the file", "fetch it again", KIND_NOT_TEXT, 0, MAGIC("<?xml "), is_error_page},
+    {"a pointer of Git LFS, in place of the file", "fetch the file: git lfs pull", KIND_STAND_IN, 0, MAGIC("version https://git-lfs.github.com/spec/v"), NULL},
+    {"an error page of an object store, in place of the file", "fetch it again", KIND_STAND_IN, 0, MAGIC("<?xml "), is_error_page},
     {"a PDF", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("%PDF-"), NULL},
     {"a PostScript file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("%!PS-"), NULL},
     {"a DjVu document", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("AT&TFORM"), is_binary},
@@ -241,7 +265,9 @@ static const FileFormat formats[] = {
     {"a TIFF image", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("II*\0"), NULL},
     {"a TIFF image", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("MM\0*"), NULL},
     {"a BMP image", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("BM"), is_bmp},
+    {"an AVIF or HEIF image", EXTRACT, KIND_NOT_TEXT, 4, MAGIC("ftyp"), is_heif},
     {"an MP4 file", EXTRACT, KIND_NOT_TEXT, 4, MAGIC("ftyp"), is_binary},
+    {"a JPEG 2000 image", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("\0\0\0\x0cjP  \r\n"), NULL},
     {"an Ogg file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("OggS\0"), NULL},
     {"a FLAC file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("fLaC"), is_binary},
     {"a Matroska or WebM file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("\x1a\x45\xdf\xa3"), NULL},

@@ -24,6 +24,7 @@ typedef struct FileEnds {
 
 typedef enum FileKind {
     KIND_NOT_TEXT, /* refused, unless raw bytes are asked for */
+    KIND_STAND_IN, /* the same; another file was meant, whatever its format */
     KIND_PARQUET,  /* the same, unless the source names a column */
     KIND_TOKENS,   /* the same, unless the source has tokens */
     KIND_UTF16,    /* the same, unless it is what is asked for */

@@ -98,13 +98,29 @@ static ErrorCode need(Parquet *p, size_t count, const char **bytes, Error *err) 
     return OK;
 }
 
+/* Names are often wrong: a pointer of Git LFS is called .parquet as the file is. */
+static ErrorCode refuse_other(const StoredFile *f, Error *err) {
+    FileEnds ends;
+    TRY(stored_ends(f, &ends, err));
+    const FileFormat *format = file_format_of(&ends);
+    if (f->size == 0) return error_set(err, ERR_DATA, "%s: it is empty, and no Parquet file", f->path);
+    if (format && (format->kind == KIND_GZIP || format->kind == KIND_ZSTD))
+        return error_set(err, ERR_DATA,
+                         "%s: this is %s, not a Parquet file: decompress it; if it is text, give the source "
+                         "format: text or jsonl",
+                         f->path, format->name);
+    if (format)
+        return error_set(err, ERR_DATA, "%s: this is %s, not a Parquet file: %s", f->path, format->name,
+                         format->advice);
+    return error_set(err, ERR_DATA,
+                     "%s: not a Parquet file: expected \"PAR1\" at its beginning; if it is text, give the "
+                     "source format: text or jsonl",
+                     f->path);
+}
+
 static ErrorCode refuse_ends(const StoredFile *f, const char *head, const char *tail, Error *err) {
     if (memcmp(head, "PAR1", MAGIC_BYTES) != 0 && memcmp(head, "PARE", MAGIC_BYTES) != 0)
-        return error_set(
-            err, ERR_DATA,
-            "%s: not a Parquet file: expected \"PAR1\" at its beginning; if it is text, give the "
-            "source format: text or jsonl",
-            f->path);
+        return refuse_other(f, err);
     if (memcmp(tail, "PARE", MAGIC_BYTES) == 0)
         return error_set(err, ERR_DATA, "%s: a Parquet file with encrypted metadata; decrypt it", f->path);
     return error_set(err, ERR_DATA, "%s: a Parquet file without its end; fetch it again", f->path);

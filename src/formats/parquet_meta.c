@@ -234,9 +234,11 @@ static ErrorCode check_column(const Footer *f, Error *err) {
     error_escape(name, sizeof name, f->column, strlen(f->column));
     if (w->matches > 1) return error_set(err, ERR_DATA, "%s: two columns are called '%s'", f->path, name);
     if (w->matches == 0)
-        return error_set(
-            err, ERR_DATA, "%s: %s%s'; columns of text: %s; name one with `column` in the source", f->path,
-            w->group ? "a struct or list, not a column of text, is called '" : "no column '", name, others);
+        return error_set(err, ERR_DATA, "%s: %s%s'; columns of text: %s; %s", f->path,
+                         w->group ? "a struct or list, not a column of text, is called '" : "no column '",
+                         name, others,
+                         w->strings.length ? "name one with `column` in the source"
+                                           : "write a file that has one document per row, as a string");
     if (w->found.lists > w->in_list)
         return error_set(
             err, ERR_DATA,

@@ -60,6 +60,7 @@ static bool are_zero(const TextCheck *c, size_t first, size_t count) {
  * zero in European text, in UTF-32 three of four. */
 static const char *guess(const TextCheck *c) {
     uint64_t even = c->nuls_at[0] + c->nuls_at[2], odd = c->nuls_at[1] + c->nuls_at[3], half = c->bytes / 2;
+    if (c->nuls == c->bytes) return ", and so is all that was read: fetch it again";
     if (are_zero(c, 1, 3)) return "; it looks like UTF-32: convert it with: iconv -f UTF-32LE -t UTF-8";
     if (are_zero(c, 0, 3)) return "; it looks like UTF-32: convert it with: iconv -f UTF-32BE -t UTF-8";
     if (are_zero(c, 2, 2))

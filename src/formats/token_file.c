@@ -199,6 +199,8 @@ static ErrorCode check_foreign(const TokenFile *f, Error *err) {
     FileEnds ends;
     TRY(stored_ends(&f->file, &ends, err));
     const FileFormat *format = file_format_of(&ends);
+    if (format && format->kind == KIND_STAND_IN)
+        return error_set(err, ERR_DATA, "%s: this is %s: %s", f->file.path, format->name, format->advice);
     if (format && file_format_is_certain(format, &ends))
         return error_set(
             err, ERR_DATA, "%s: this is %s, not ids: leave format: tokens out%s", f->file.path, format->name,

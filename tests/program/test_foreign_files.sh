@@ -34,7 +34,7 @@ refused: a.safetensors: this is a safetensors file; data.sources takes text
 refused: a.gguf: this is a GGUF file; data.sources takes text
 refused: a.pt: this is a checkpoint of PyTorch; data.sources takes text
 refused: tokenizer.model: this is a SentencePiece model; data.tokenizer takes tokenizers
-refused: a.tar a.tar.gz: this is a tar archive; unpack it
+refused: a.tar a.tar.gz old.tar archive.parquet: this is a tar archive; unpack it
 refused: a.zip: this is a zip archive; unpack it
 refused: empty.zip: this is an empty zip archive; unpack it
 refused: a.7z: this is a 7z archive; unpack it
@@ -68,7 +68,7 @@ refused: a.warc: this is WARC records of a crawl; extract its text first
 refused: a.pdf: this is a PDF; extract its text first
 refused: a.ps: this is a PostScript file; extract its text first
 refused: a.rtf: this is an RTF document; extract its text first
-refused: a.docx a.odt: this is an office document (docx, xlsx, pptx, odt, epub); extract its text first
+refused: a.docx a.odt a.xlsx: this is an office document (docx, xlsx, pptx, odt, epub); extract its text first
 refused: a.doc: this is an office document of old; extract its text first
 refused: a.djvu: this is a DjVu document; extract its text first
 refused: a.mobi: this is an e-book of Mobipocket; extract its text first
@@ -77,6 +77,8 @@ refused: a.jpg: this is a JPEG image; extract its text first
 refused: a.gif: this is a GIF image; extract its text first
 refused: a.tif: this is a TIFF image; extract its text first
 refused: a.bmp: this is a BMP image; extract its text first
+refused: a.avif: this is an AVIF or HEIF image; extract its text first
+refused: a.jp2: this is a JPEG 2000 image; extract its text first
 refused: a.mp4: this is an MP4 file; extract its text first
 refused: a.mkv: this is a Matroska or WebM file; extract its text first
 refused: a.flac: this is a FLAC file; extract its text first
@@ -87,7 +89,12 @@ refused: a.exe: this is a program of Windows; data.sources takes text
 refused: a.wasm: this is a WebAssembly module; data.sources takes text
 refused: A.class: this is a program or a class of Java; data.sources takes text
 refused: a.pyc: this is compiled Python; data.sources takes text
-refused: pointer.txt: this is a pointer of Git LFS, in place of the file; git lfs pull
+refused: a.cbor: this is CBOR data; write its text as JSON lines
+refused: whole.gz: this is a Parquet file that is compressed as a whole; decompress it
+refused: table.parquet: this is gzip data, not a Parquet file: decompress it
+refused: words.parquet: not a Parquet file; give the source format: text
+refused: empty.parquet: it is empty
+refused: pointer.txt pointer.parquet: this is a pointer of Git LFS, in place of the file; git lfs pull
 refused: denied.txt: this is an error page of an object store, in place of the file; fetch it again
 refused: utf-16.txt utf-16be-mark.txt: this is UTF-16 text; give the source encoding: utf-16
 refused: utf-16le.txt: looks like UTF-16; give the source encoding: utf-16
@@ -99,6 +106,7 @@ refused: latin-1.txt shift-jis.txt ebcdic.txt: not UTF-8; give the source its en
 refused: iso-2022-jp.txt: this is ISO-2022-JP text; iconv -f ISO-2022-JP -t UTF-8
 refused: nul.txt: not text; is NUL; encoding: bytes
 refused: control.txt random.txt: not text; bytes are control characters; encoding: bytes
+refused: zeros.txt: byte 1 is NUL, and so is all that was read: fetch it again
 refused: empty.txt: it is empty
 refused: none.txt.gz: it holds no text
 lines: lines.txt lines.txt.gz long-lines.txt windows-lines.txt: this is JSON lines; give the source format: jsonl
@@ -170,6 +178,8 @@ for file in a.tar a.zip a.parquet a.safetensors a.npz plain.txt.gz a.sqlite a.pd
     grep -q 'this is .*, not ids\|an index of Megatron, not ids' err || fail "$file as ids: $(cat err)"
 done
 rm files/a.parquet
+exits 65 tokenize run.yaml "data.sources=[{path: files/pointer.txt, format: tokens, dtype: uint16}]"
+has err "git lfs pull"
 
 # ---- weft data inspect says the same ----
 status=0

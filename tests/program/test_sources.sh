@@ -369,6 +369,24 @@ lines() { for ((i = $1; i <= $2; i++)); do echo "{\"text\": \"line $i of many\"}
 { lines 1 40; echo '{"text": 7}'; lines 41 80; echo '{"tex'; lines 81 250; } >bad.jsonl
 lines 1 250 >good.jsonl
 refused 65 "bad.jsonl:41: the value of 'text' is not a string" tokenize run.yaml 'data.sources=[bad.jsonl]'
+while IFS='|' read -r line words; do
+    echo "$line" >one.jsonl
+    refused 65 "$words" tokenize run.yaml 'data.sources=[one.jsonl]'
+done <<'END'
+{"text": null}|not a string but null; data.bad_lines: skip leaves such lines out
+{"text": ["a"]}|not a string but a list
+"a"|expected a JSON object with key 'text', found a string
+{}|it has: no members
+{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}|this is a conversation: give the source format: chat
+{"prompt": "a", "completion": "b"}|this is a conversation: give the source format: chat
+{"question": "a"}|name the text's key with `key`
+END
+for file in chat chat-json; do
+    cp "$WEFT_SOURCE_DIR/tests/fuzz/corpus/parquet/$file" chat.parquet
+    refused 65 "no column 'text', but conversations: give the source format: chat" tokenize run.yaml 'data.sources=[chat.parquet]'
+done
+printf '{\n  "text": "a"\n}\n' >object.json
+refused 65 "object.json:1: the line ends inside of its object: write one object per line (jq -c), or an array of objects" tokenize run.yaml 'data.sources=[object.json]'
 sed 41d bad.jsonl >worse.jsonl
 refused 65 "worse.jsonl:81:6: a control byte in a string must be escaped; data.bad_lines: skip leaves broken lines out" tokenize run.yaml 'data.sources=[worse.jsonl]'
 refused 65 "2 of 252 lines are broken, more than data.bad_lines_limit (0.001)" tokenize run.yaml 'data.sources=[bad.jsonl]' data.bad_lines=skip data.bad_lines_limit=0.001

@@ -71,6 +71,20 @@ def packed_zip(members):
     return out.getvalue()
 
 
+def old_tar():
+    """A header without a magic number."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as t:
+        info = tarfile.TarInfo("a.txt")
+        info.size = len(TEXT)
+        t.addfile(info, io.BytesIO(TEXT.encode()))
+    head = bytearray(out.getvalue()[:512])
+    head[257:265] = bytes(8)
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head) + out.getvalue()[512:]
+
+
 def packed_tar():
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as t:
@@ -86,6 +100,8 @@ def gz(content):
 
 def archives():
     add("a.tar", packed_tar())
+    add("archive.parquet", packed_tar())
+    add("old.tar", old_tar())
     add("a.zip", packed_zip({"a.txt": TEXT}))
     add("empty.zip", packed_zip({}))
     add("a.7z", b"7z\xbc\xaf\x27\x1c\0\4" + noise(60))
@@ -147,6 +163,10 @@ def documents_and_media():
     add("a.gif", b"GIF89a\1\0\1\0\x80" + noise(60))
     add("a.tif", b"MM\0*\0\0\0\x08" + noise(60))
     add("a.bmp", b"BM" + struct.pack("<IIII", 66, 0, 54, 40) + noise(48))
+    add("a.avif", b"\0\0\0\x20ftypavif\0\0\0\0" + noise(60))
+    add("a.jp2", b"\0\0\0\x0cjP  \r\n\x87\n\0\0\0\x14ftypjp2 " + noise(60))
+    add("a.xlsx", packed_zip({"docProps/app.xml": "<a/>", "[Content_Types].xml": "<a/>"}))
+    add("a.cbor", b"\xd9\xd9\xf7\x9f" + 40 * (b"\x78\x53" + WORDS[:83].encode()) + b"\xff")
     add("a.mp4", b"\0\0\0\x18ftypmp42\0\0\0\0" + noise(60))
     add("a.mkv", b"\x1a\x45\xdf\xa3\x9f" + noise(60))
     add("a.flac", b"fLaC\0\0\0\x22" + noise(60))
@@ -162,6 +182,7 @@ def documents_and_media():
     add("A.class", b"\xca\xfe\xba\xbe\0\0\0\x34" + noise(60))
     add("a.pyc", b"\xa7\x0d\x0d\x0a\0\0\0\0" + noise(60))
     add("pointer.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0123456789abcdef" * 4 + "\nsize 12345\n")
+    add("pointer.parquet", files["pointer.txt"])
     add("denied.txt", '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>')
 
 
@@ -242,6 +263,11 @@ def texts():
     add("some-control.txt", TEXT + "\x01\x02" + TEXT)
     add("magic.txt", "PAR1, ORC, GIF8, MZ, BM, CDF, RDX and FEA1 are magic numbers.\n")
     add("empty.txt", "")
+    add("empty.parquet", "")
+    add("table.parquet", gz(TEXT.encode()))
+    add("words.parquet", TEXT)
+    add("whole.gz", gz(files["cut.parquet.txt"] + b"PAR1"))
+    add("zeros.txt", bytes(400))
     add("blank.txt", " \n\n\t \n")
 
 
