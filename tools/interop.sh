@@ -9,9 +9,9 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv" || exit 69
-"$venv/bin/pip" install --quiet numpy safetensors tokenizers tiktoken tensorboard torch transformers peft pyarrow polars duckdb "moto[server,s3]" \
+"$venv/bin/pip" install --quiet numpy safetensors tokenizers tiktoken tensorboard torch transformers peft pyarrow polars duckdb fastparquet "moto[server,s3]" \
     wandb mlflow-skinny sqlalchemy alembic lm_eval jinja2 || exit 69
-"$venv/bin/python" -c "import numpy, safetensors, tokenizers, tiktoken, tensorboard, torch, transformers, peft, pyarrow, polars, duckdb, moto, wandb, mlflow, lm_eval, jinja2" || exit 69
+"$venv/bin/python" -c "import numpy, safetensors, tokenizers, tiktoken, tensorboard, torch, transformers, peft, pyarrow, polars, duckdb, fastparquet, moto, wandb, mlflow, lm_eval, jinja2" || exit 69
 
 WEFT_PYTHON=$venv/bin/python ctest --test-dir "$build" -L interop --verbose 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}

@@ -120,6 +120,10 @@ static void put_columns(const Survey *s, Text *out) {
 static void put_text(const SurveyFigures *f, Text *out) {
     char bytes[32], least[32], median[32], mean[32], most[32];
     if (f->measured == 0) return;
+    if (f->measured == 1) {
+        text_printf(out, "  text        %s\n", text_bytes((double)f->bytes, bytes));
+        return;
+    }
     text_printf(
         out, "  text        %s; bytes a document: %s at least, %s median, %s on average, %s at most\n",
         text_bytes((double)f->bytes, bytes), count_of(f->least, least),

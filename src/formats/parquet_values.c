@@ -302,10 +302,14 @@ const char *values_next(ParquetValues *v, const char **value, size_t *length) {
     return "its encoding is none of strings";
 }
 
-/* What is left of a packed group of indices is padding. */
+/* What is left of a packed group of indices is padding. fastparquet adds eight zeros to the pages of any
+ * encoding. */
 const char *values_end(const ParquetValues *v) {
+    static const uint8_t padding[8];
     bool indices = v->encoding == PARQUET_PLAIN_DICTIONARY || v->encoding == PARQUET_RLE_DICTIONARY;
-    return indices || v->at == v->end ? NULL : "bytes follow its last value";
+    if (indices || v->at == v->end) return NULL;
+    if (v->end - v->at == sizeof padding && memcmp(v->at, padding, sizeof padding) == 0) return NULL;
+    return "bytes follow its last value";
 }
 
 void values_free(ParquetValues *v) { text_free(&v->previous); }

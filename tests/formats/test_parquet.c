@@ -104,6 +104,7 @@ static void expect_joined(const char *name, const char *want, uint64_t nulls) {
 static void test_odd_files(void **state) {
     (void)state;
     expect_joined("hand-good", "a text|", 0);
+    expect_joined("hand-padded", "a text|", 0);
     expect_joined("hand-two-pages", "a text|a text|", 0);
     expect_joined("hand-other-page", "a text|", 0);
     expect_joined("hand-dictionary", "x|yz|x|", 0);
@@ -254,6 +255,7 @@ static const Bad bad[] = {
     {"bad-encoding", "its encoding is none of strings"},
     {"bad-plain-length", "its values end too early"},
     {"bad-plain-left", "bytes follow its last value"},
+    {"bad-padding", "bytes follow its last value"},
     {"bad-no-dictionary", "its dictionary is missing"},
     {"bad-two-dictionaries", "not the first page of its row group"},
     {"bad-dictionary-count", "more entries than bytes"},

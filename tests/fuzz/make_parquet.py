@@ -176,6 +176,8 @@ def delta(first, rest=(), block=128, minis=4, total=None):
 
 text = page(plain(b"a text"), 1)
 whole("hand-good", text)
+whole("hand-padded", page(plain(b"a text") + bytes(8), 1))  # as fastparquet pads pages
+whole("bad-padding", page(plain(b"a text") + bytes(12), 1))
 whole("hand-two-pages", text * 2, rows=2)
 # An index page, which is passed over.
 whole("hand-other-page", record((1, I32, 1), (2, I32, 3), (3, I32, 3)) + b"abc" + text)

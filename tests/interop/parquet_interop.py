@@ -1,4 +1,4 @@
-"""Parquet files that pyarrow writes (polars and duckdb, too, where they are installed), over every mode that weft reads: rows as pyarrow
+"""Parquet files that pyarrow writes (polars, duckdb and fastparquet, too, where they are installed), over every mode that weft reads: rows as pyarrow
 reads them, from the first row and from rows in the middle; and ids as of the same texts in JSON lines. Usage: parquet_interop.py WEFT ROWS
 (the program parquet_rows). Ends with 77 where pyarrow is missing."""
 import itertools
@@ -153,6 +153,25 @@ def files_of_others(folder):
         pass
 
 
+def files_of_fastparquet(folder):
+    try:
+        import fastparquet
+        import pandas
+    except ImportError:
+        return
+    for codec, pages, nulls in itertools.product(["UNCOMPRESSED", "SNAPPY", "GZIP", "ZSTD", "LZ4_RAW"], [1, 2], ["some", "none"]):
+        for kind in ["utf8", "bytes", "category"]:
+            path = folder / f"fastparquet-{codec}-{pages}-{nulls}-{kind}.parquet"
+            column = texts(500, nulls)
+            if kind == "bytes":
+                column = [t.encode() if t is not None else None for t in column]
+            column = pandas.Series(column, dtype="category" if kind == "category" else object)
+            fastparquet.writer.DATAPAGE_VERSION = pages
+            fastparquet.write(str(path), pandas.DataFrame({"text": column, "n": range(500)}), compression=codec, row_group_offsets=100,
+                              object_encoding={"text": "bytes" if kind == "bytes" else "utf8"}, has_nulls=nulls == "some")
+            check(path, "text")
+
+
 def objects_of(path, names, first=0):
     ended = subprocess.run([rows_program, str(path), names, str(first)], capture_output=True)
     if ended.returncode:
@@ -276,6 +295,7 @@ with tempfile.TemporaryDirectory() as name:
     pyarrow_files(folder)
     nested_files(folder)
     files_of_others(folder)
+    files_of_fastparquet(folder)
     list_files(folder)
     check_damaged(folder)
     if weft != "-":
