@@ -28,6 +28,19 @@ says() { grep -qF -- "$1" out || fail "no \"$1\" in: $(cat out err)"; }
 says_not() { ! grep -qF -- "$1" out || fail "\"$1\" in: $(cat out)"; }
 refuses() { grep -qF -- "$1" err || fail "no \"$1\" in: $(cat err)"; }
 
+# ---- the page's loop over a folder of PDFs, as written ----
+mkdir pdfs bin
+echo "%PDF-1.4 a page" >pdfs/one.pdf
+echo "%PDF-1.4 a page" >"pdfs/two words.pdf"
+printf '#!/bin/sh\n[ "$1 $2" = "-enc UTF-8" ] && sed "s/.*/the text of $(basename "$3")/" "$3" >"$4"\n' >bin/pdftotext
+printf '#!/bin/sh\nexec "%s" "$@"\n' "$weft" >bin/weft
+chmod +x bin/pdftotext bin/weft
+sed -n '/^    mkdir -p texts/,/^    weft data inspect texts/p' "$WEFT_SOURCE_DIR/docs/use/data-formats.md" >loop.sh
+PATH=$PWD/bin:$PATH bash -e loop.sh >out 2>err || fail "the loop over PDFs ends with $?: $(cat err)"
+says "total of 2 files"
+says "the text of two words.pdf"
+says "documents   2"
+
 # ---- the figures are those of training ----
 inspected 0 run.yaml
 says "total of 4 files"
