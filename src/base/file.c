@@ -473,6 +473,20 @@ static int compare_paths(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+static const char *advice_for(const char *pattern) {
+    if (strpbrk(pattern, "*?[")) return "nothing matches this pattern";
+    if (pattern[0] == '~') return "no such file; ~ is not expanded: write the whole path";
+    if (strchr(pattern, '{')) return "no such file; braces stand for several files in URLs only";
+    return "no such file";
+}
+
+/* Other programs take it for directories of any depth; glob(3) for one, which would leave files out in
+ * silence. */
+static bool means_any_depth(const char *pattern) {
+    const char *stars = strstr(pattern, "**/");
+    return stars && (stars == pattern || stars[-1] == '/') && !url_is(pattern);
+}
+
 /* The caller owns *paths and each path, and frees them by file_glob_free. After an error there is nothing to
  * free. */
 ErrorCode file_glob(const char *pattern, char ***paths, size_t *count, Error *err) {
@@ -484,12 +498,16 @@ ErrorCode file_glob(const char *pattern, char ***paths, size_t *count, Error *er
         *count = 1;
         return OK;
     }
+    if (means_any_depth(pattern))
+        return error_set(err, ERR_NOINPUT,
+                         "%s: ** for directories of any depth is not read: give a pattern for each depth, as "
+                         "in a/*.txt, a/*/*.txt",
+                         shown(pattern, name));
     glob_t found;
     int status = glob(pattern, GLOB_NOSORT, NULL, &found);
     if (status == GLOB_NOMATCH) {
         if (url_is(pattern)) return file_refuse(pattern, err);
-        const char *advice = strpbrk(pattern, "*?[") ? "nothing matches this pattern" : "no such file";
-        return error_set(err, ERR_NOINPUT, "%s: %s", shown(pattern, name), advice);
+        return error_set(err, ERR_NOINPUT, "%s: %s", shown(pattern, name), advice_for(pattern));
     }
     if (status != 0)
         return error_set(err, ERR_NOINPUT, "%s: cannot read the directory", shown(pattern, name));

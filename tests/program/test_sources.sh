@@ -364,6 +364,13 @@ refused 78 "for Google Cloud Storage give s3://" tokenize run.yaml 'data.sources
 refused 78 "for Google Cloud Storage give s3://" tokenizer train gs://bucket/a.txt --vocab 260 --out t.json
 refused 66 "URLs are not read" tokenize run.yaml data.tokenizer=https://example.org/tokenizer.json
 
+# ---- patterns of other programs: none leaves files out in silence ----
+mkdir -p deep/a/b
+echo "a text" | tee deep/a/one.txt >deep/a/b/two.txt
+refused 66 "** for directories of any depth is not read: give a pattern for each depth" tokenize run.yaml 'data.sources=["deep/**/*.txt"]'
+refused 66 "no such file; ~ is not expanded: write the whole path" tokenize run.yaml 'data.sources=["~/no such file.txt"]'
+refused 66 "no such file; braces stand for several files in URLs only" tokenize run.yaml 'data.sources=["deep/a/{one,two}.txt"]'
+
 # ---- broken lines: the first is an error, or they are skipped, counted, listed and limited ----
 lines() { for ((i = $1; i <= $2; i++)); do echo "{\"text\": \"line $i of many\"}"; done; }
 { lines 1 40; echo '{"text": 7}'; lines 41 80; echo '{"tex'; lines 81 250; } >bad.jsonl
