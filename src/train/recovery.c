@@ -113,6 +113,7 @@ void recovery_mark(Trainer *t) {
     if (!r->possible) return;
     if (r->before[0].state.step != t->state.step) r->before[1] = r->before[0];
     r->before[0] = progress_of(t);
+    r->marked = clock_seconds();
 }
 
 void recovery_keep(Trainer *t, const StepResult *result, double seconds) {
@@ -174,7 +175,9 @@ static void close_mesh(Trainer *t) {
     comm_set_device(t->comm, NULL);
     if (t->engine) {
         r->torn |= engine_is_torn(t->engine);
-        if (!r->state) r->state = engine_take_state(t->engine);
+        /* During a recovery an engine has taken the weights already, and left r->state empty. */
+        engine_free_state(r->state);
+        r->state = engine_take_state(t->engine);
         engine_close(t->engine);
         t->engine = NULL;
     }
@@ -184,9 +187,15 @@ static void close_mesh(Trainer *t) {
 
 static void list_rank(Text *list, int number) { text_printf(list, "%s%d", list->length ? ", " : "", number); }
 
-/* Ranks that go, in words. */
+/* The ranks that go in one recovery, and what it has cost so far. It lives through deaths during the
+ * recovery, which begin it again. */
 typedef struct Gone {
-    Text died, left; /* left: for want of a place in the mesh */
+    Text died, left;        /* ranks in words; left: for want of a place in the mesh */
+    int ranks;              /* that t->peak_flops is of */
+    double noticed;         /* clock */
+    double repaired, begun; /* seconds, in all attempts: until the ranks of the new mesh are known; from then
+                                until the run can go on */
+    double into_step;       /* seconds from the start of the step under way until the death was noticed */
 } Gone;
 
 enum { LEAVES = -1 /* in place of a rank's number */ };
@@ -293,44 +302,66 @@ static void go_back_to(Trainer *t, int64_t step) {
     go_back(t, to);
 }
 
-static ErrorCode record_recovery(Trainer *t, const Gone *gone, int replicas, double seconds, Error *err) {
+static ErrorCode record_recovery(Trainer *t, const Gone *gone, int replicas, Error *err) {
     char detail[400], left[160] = "";
+    double seconds = clock_seconds() - gone->noticed;
     if (gone->left.length)
         snprintf(left, sizeof left, "; rank %.100s left, which no replica needs", gone->left.data);
     snprintf(detail, sizeof detail, "rank %.100s died %s step %lld; %d ranks go on with dp_replicate %d%s",
              gone->died.length ? gone->died.data : "?", recovery_made(t) ? "after the update of" : "in",
              (long long)t->state.step + 1, comm_size(t->comm), replicas, left);
     if (t->is_rank0) log_warn("%s; recovered in %.3f s", detail, seconds);
-    const JournalFact facts[] = {
-        {"ranks", comm_size(t->comm)}, {"dp_replicate", replicas}, {"seconds", seconds}, {NULL, 0}};
+    const JournalFact facts[] = {{"ranks", comm_size(t->comm)},
+                                 {"dp_replicate", replicas},
+                                 {"seconds", seconds},
+                                 {"into_step_seconds", gone->into_step},
+                                 {"repair_seconds", gone->repaired},
+                                 {"begin_seconds", gone->begun},
+                                 {NULL, 0}};
     return record_event(t, JOURNAL_RECOVERED, t->state.step, detail, facts, err);
+}
+
+static ErrorCode settle(Trainer *t, Facts *f, int *replicas, Gone *gone, Error *err) {
+    double from = clock_seconds();
+    console_clear();
+    activity_engine(t->activity, NULL);
+    stop_saver(t);
+    ErrorCode code = settle_ranks(t, f, replicas, gone, err);
+    gone->repaired += clock_seconds() - from;
+    return code;
+}
+
+static ErrorCode begin(Trainer *t, OptionSet *set, const Facts *f, int replicas, Gone *gone, Error *err) {
+    double from = clock_seconds();
+    t->recovery.count++;
+    t->recovery.owes_save = f->saving > 0;
+    go_back_to(t, f->started);
+    TRY(change_mesh(set, t->c, replicas, err));
+    ErrorCode code = run_begin_again(t, set, err);
+    gone->begun += clock_seconds() - from;
+    return code;
 }
 
 static ErrorCode recover(Trainer *t, OptionSet *set, Gone *gone, Error *err) {
     Recovery *r = &t->recovery;
-    double start = clock_seconds();
     Facts f;
-    int replicas = 0, before = comm_size(t->comm);
-    console_clear();
-    activity_engine(t->activity, NULL);
-    stop_saver(t);
-    TRY(settle_ranks(t, &f, &replicas, gone, err));
-    r->count++;
-    r->owes_save = f.saving > 0;
-    go_back_to(t, f.started);
-    TRY(change_mesh(set, t->c, replicas, err));
-    TRY(run_begin_again(t, set, err));
+    int replicas = 0;
+    TRY(settle(t, &f, &replicas, gone, err));
+    TRY(begin(t, set, &f, replicas, gone, err));
     engine_free_state(r->state);
     r->state = NULL;
-    t->peak_flops *= (double)comm_size(t->comm) / before;
-    double seconds = clock_seconds() - start;
-    metrics_window_pause(&t->window, seconds);
-    return record_recovery(t, gone, replicas, seconds, err);
+    t->peak_flops *= (double)comm_size(t->comm) / gone->ranks;
+    gone->ranks = comm_size(t->comm);
+    metrics_window_pause(&t->window, clock_seconds() - gone->noticed);
+    return record_recovery(t, gone, replicas, err);
 }
 
+/* A death during a recovery begins it again. All who died are named, and all of the time is counted. */
 ErrorCode recovery_run(Trainer *t, OptionSet *set, Error *err) {
-    Gone gone = {.died = {0}};
+    Gone gone = {.ranks = comm_size(t->comm), .noticed = clock_seconds()};
+    gone.into_step = gone.noticed - t->recovery.marked;
     ErrorCode code = recover(t, set, &gone, err);
+    while (code != OK && recovery_can(t)) code = recover(t, set, &gone, err);
     text_free(&gone.died);
     text_free(&gone.left);
     return code;

@@ -88,6 +88,7 @@ typedef struct Recovery {
     bool owes_save;     /* a save was given up */
     EngineState *state; /* while there is no engine */
     Progress before[2]; /* at the start of the step under way, and of the one before */
+    double marked;      /* clock at the start of the step under way */
     MadeStep made;
 } Recovery;
 

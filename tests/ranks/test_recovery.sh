@@ -87,6 +87,8 @@ loses() {
     grep '"event": "recovered"' "$name/journal.jsonl" | grep -q "$text" || fail "$name: the journal says $(grep recovered "$name/journal.jsonl")"
     [ "$(grep -c 'warning: rank.* recovered in' "$name.err")" -eq "$(grep -c '"event": "recovered"' "$name/journal.jsonl")" ] ||
         fail "$name: not reported once: $(grep recovered "$name.err")"
+    [ "$(grep '"event": "recovered"' "$name/journal.jsonl" | grep -c '"into_step_seconds": .*"repair_seconds": .*"begin_seconds": ')" -ge 1 ] ||
+        fail "$name: the journal does not say what the recovery is made of: $(grep recovered "$name/journal.jsonl")"
     ! grep -q '"event": "re\(sumed\|started\)"' "$name/journal.jsonl" || fail "$name: the run was restarted"
 }
 whole pair 2
@@ -142,6 +144,9 @@ echo "ranks struck in ${KILLS:-2} runs: $recovered recoveries, $ended runs ended
 
 whole four 4 mesh.dp_replicate=4
 loses four 4 'kill:rank=3,step=6;kill:rank=0,step=13' 'rank 3 died after the update of step 5; 2 ranks go on with dp_replicate 2; rank 2 left' mesh.dp_replicate=4
+# A death during a recovery: one event, which names both.
+loses four 4 'kill:rank=3,step=7;kill:rank=1,phase=loading,step=6' 'rank 3, 1 died in step 7; 1 ranks go on with dp_replicate 1; rank 2 left' \
+    mesh.dp_replicate=4 data.audit=false
 broken none 76 -n 2 --inject 'kill:rank=0,step=7;kill:rank=1,step=9'
 broken half 76 -n 4 mesh.tp=2 --inject 'kill:rank=0,step=7;kill:rank=2,step=7'
 [ "$(grep -c 'the others cannot go on without it: they make no whole replica' half.err)" -eq 1 ] || fail "the cause is not said once: $(tail -3 half.err)"
