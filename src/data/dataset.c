@@ -1025,8 +1025,8 @@ static ErrorCode name_unit(const Recipe *r, const CorpusFile *files, const Finge
     char name[65];
     uint8_t clean[32];
     TokenCache *there = NULL;
-    make_key(r, files, prints, u->count, skips_bad(r), u->key);
-    make_key(r, files, prints, u->count, false, clean);
+    make_cache_key(r, files, prints, u->count, skips_bad(r), u->key);
+    make_cache_key(r, files, prints, u->count, false, clean);
     cache_use_hold(r->use, cache_name(u->key, name));
     if (memcmp(clean, u->key, sizeof clean) != 0)
         TRY(open_complete(r, clean, (uint64_t)tokenizer_vocab_size(r->tokenizer), &there, err));
