@@ -132,6 +132,23 @@ static ErrorCode refuse_changed(const Trainer *t, Error *err) {
     return refused ? ERR_CONFIG : OK;
 }
 
+static ErrorCode refuse_other_bytes(Error *err) {
+    return error_set(err, ERR_CONFIG,
+                     "the data is not what the checkpoint was trained with: the server sends other bytes "
+                     "under the same versions of files; put them back, or set run.allow_changes=[data], "
+                     "or start over with run.overwrite=true");
+}
+
+ErrorCode run_note_contents(Trainer *t, Error *err) {
+    RunFacts now = {.contents = ""};
+    dataset_contents(t->data, now.contents);
+    if (!*now.contents || !knows_contents(&now)) return OK;
+    if (knows_contents(&t->facts) && !are_same_contents(&t->facts, &now) && !changes_allowed(t->c, "data"))
+        return refuse_other_bytes(err);
+    memcpy(t->facts.contents, now.contents, sizeof t->facts.contents);
+    return OK;
+}
+
 /* Whether the data is that of the checkpoint. Remote files of data.order: stream are compared by versions; if
  * these are others, or were not recorded, by contents if the checkpoint has them. A run keeps the fingerprint
  * that it began with. */
@@ -148,10 +165,9 @@ static ErrorCode settle_data(Trainer *t, Error *err) {
     }
     bool known = knows_contents(then) && knows_contents(&t->facts);
     if (same && known && !are_same_contents(then, &t->facts) && !changes_allowed(t->c, "data"))
-        return error_set(err, ERR_CONFIG,
-                         "the data is not what the checkpoint was trained with: the server sends other bytes "
-                         "under the same versions of files; put them back, or set run.allow_changes=[data], "
-                         "or start over with run.overwrite=true");
+        return refuse_other_bytes(err);
+    if (same && !knows_contents(&t->facts))
+        memcpy(t->facts.contents, then->contents, sizeof t->facts.contents); /* run_note_contents compares */
     if (!same && are_same_contents(then, &t->facts)) memcpy(t->facts.data, then->data, sizeof t->facts.data);
     return same || are_same_contents(then, &t->facts) ? OK : refuse_changed(t, err);
 }

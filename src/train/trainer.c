@@ -340,7 +340,7 @@ static ErrorCode save(Trainer *t, bool last, Error *err) {
     TRY(receipt_sync(t, err));
     TRY(look_for_best(t, err));
     t->recovery.owes_save = false;
-    dataset_contents(t->data, t->facts.contents);
+    if (*t->facts.contents) TRY(comm_agree(t->comm, run_note_contents(t, err), err));
     TRY(saver_begin(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
     /* The last save is waited for; others continue alongside the next steps. */
     if (last || t->stopping) TRY(saver_wait(&t->saver, err));

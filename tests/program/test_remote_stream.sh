@@ -144,6 +144,16 @@ faults "99 $last missing"
 train cut_off "$(some s3://)" data.cache_dir=cache8
 equal cut_off
 
+# Other bytes under the same version: nothing tells before they are fetched, so the next save does.
+faults "999 $last etag same"
+train swapped "$(some s3://)" data.cache_dir=cache11 train.steps=50 lr_schedule.total_steps=90
+rm -r cache11
+letters 30 201 >"s3/public/$last"
+exits 78 train run.yaml run.dir=swapped "$(some s3://)" data.cache_dir=cache11 lr_schedule.total_steps=90
+has err "the server sends other bytes under the same versions of files"
+cp kept "s3/public/$last"
+: >s3.faults
+
 # Copies go as their tokens come: two of five fit, and the run fetches each once.
 : >s3.log
 train bounded "$(some s3://)" data.cache_dir=cache10 data.remote_cache_gib=0.0000038
