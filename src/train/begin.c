@@ -168,7 +168,10 @@ static ErrorCode settle_data(Trainer *t, Error *err) {
         return refuse_other_bytes(err);
     if (same && !knows_contents(&t->facts))
         memcpy(t->facts.contents, then->contents, sizeof t->facts.contents); /* run_note_contents compares */
-    if (!same && are_same_contents(then, &t->facts)) memcpy(t->facts.data, then->data, sizeof t->facts.data);
+    if (!same && are_same_contents(then, &t->facts)) {
+        memcpy(t->facts.contents, contents_of(then), sizeof t->facts.contents);
+        memcpy(t->facts.data, then->data, sizeof t->facts.data);
+    }
     return same || are_same_contents(then, &t->facts) ? OK : refuse_changed(t, err);
 }
 

@@ -154,6 +154,11 @@ has err "the server sends other bytes under the same versions of files"
 cp kept "s3/public/$last"
 : >s3.faults
 
+# A run over URLs goes on with local copies, more than once: the contents stay known.
+train moved "$(some s3://)" data.cache_dir=cache12 train.steps=50 lr_schedule.total_steps=90
+train moved "$(some s3/)" data.cache_dir=cache12 train.steps=70 lr_schedule.total_steps=90 'run.allow_changes=[data.sources]'
+train moved "$(some s3/)" data.cache_dir=cache12 lr_schedule.total_steps=90 'run.allow_changes=[data.sources]'
+
 # Copies go as their tokens come: two of five fit, and the run fetches each once.
 : >s3.log
 train bounded "$(some s3://)" data.cache_dir=cache10 data.remote_cache_gib=0.0000038
