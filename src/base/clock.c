@@ -19,6 +19,14 @@ double clock_seconds(void) { return read_clock(CLOCK_MONOTONIC); }
 /* For people and files. It may jump when the machine's clock is set. */
 double clock_wall(void) { return read_clock(CLOCK_REALTIME); }
 
+struct timespec clock_after(int64_t milliseconds) {
+    enum { MS = 1000000, SECOND = 1000 * MS };
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    int64_t nanoseconds = t.tv_nsec + milliseconds * MS;
+    return (struct timespec){t.tv_sec + nanoseconds / SECOND, nanoseconds % SECOND};
+}
+
 /* In UTC. The remainders change no date; they show the compiler that the fields fit. */
 char *clock_iso8601(double wall, char out[21]) {
     /* Years 0 to 9999 keep the fixed width. */

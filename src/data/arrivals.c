@@ -4,8 +4,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/text.h"
 
@@ -54,11 +54,7 @@ void arrivals_add(Arrivals *a, RemoteFile *files, size_t count) {
 
 /* With the lock, which is released meanwhile. */
 static void pause_for_others(Arrivals *a) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += PAUSE_MS * 1000 * 1000;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
+    struct timespec until = clock_after(PAUSE_MS);
     pthread_cond_timedwait(&a->changed, &a->lock, &until);
 }
 

@@ -21,7 +21,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/text.h"
@@ -79,11 +78,7 @@ static ErrorCode is_ready(const Loader *l, uint64_t i, bool *ready, Error *err) 
 /* With the lock, which is released meanwhile. This wait is no beat for the watchdog, unless the tokenizer
  * has made progress (data/growing.c). */
 static void pause_for_tokens(Loader *l) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 20 * 1000 * 1000;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
+    struct timespec until = clock_after(20);
     pthread_cond_timedwait(&l->changed, &l->lock, &until);
 }
 

@@ -107,36 +107,27 @@ static ErrorCode know_data(Trainer *t, Error *err) {
     return code;
 }
 
-/* The contents of the data, as far as they are known. */
-static const char *contents_of(const RunFacts *f) { return *f->contents ? f->contents : f->data; }
-
 static bool are_same_contents(const RunFacts *a, const RunFacts *b) {
-    const char *x = contents_of(a);
-    return strcmp(x, DATA_UNKNOWN) != 0 && strcmp(x, contents_of(b)) == 0;
+    const char *x = saved_contents(a);
+    return strcmp(x, DATA_UNKNOWN) != 0 && strcmp(x, saved_contents(b)) == 0;
 }
 
-static bool knows_contents(const RunFacts *f) { return strcmp(contents_of(f), DATA_UNKNOWN) != 0; }
+static bool knows_contents(const RunFacts *f) { return strcmp(saved_contents(f), DATA_UNKNOWN) != 0; }
 
 /* Names remote files of other versions than before. That they are others is refused, or allowed, by
  * changes_check. */
 static ErrorCode refuse_changed(const Trainer *t, Error *err) {
     Text names = {0};
+    ErrorCode code = OK;
     dataset_changed(t->data, &names);
     if (names.length && !changes_allowed(t->c, "data"))
-        error_set(err, ERR_CONFIG,
-                  "the data is not what the checkpoint was trained with: changed on the server: %.2000s; put "
-                  "it back, or set run.allow_changes=[data], or start over with run.overwrite=true",
-                  names.data);
-    bool refused = names.length && err->code != OK;
+        code = error_set(err, ERR_CONFIG,
+                         "the data is not what the checkpoint was trained with: changed on the server: "
+                         "%.2000s; put it back, or set run.allow_changes=[data], or start over with "
+                         "run.overwrite=true",
+                         names.data);
     text_free(&names);
-    return refused ? ERR_CONFIG : OK;
-}
-
-static ErrorCode refuse_other_bytes(Error *err) {
-    return error_set(err, ERR_CONFIG,
-                     "the data is not what the checkpoint was trained with: the server sends other bytes "
-                     "under the same versions of files; put them back, or set run.allow_changes=[data], "
-                     "or start over with run.overwrite=true");
+    return code;
 }
 
 ErrorCode run_note_contents(Trainer *t, Error *err) {
@@ -144,7 +135,10 @@ ErrorCode run_note_contents(Trainer *t, Error *err) {
     dataset_contents(t->data, now.contents);
     if (!*now.contents || !knows_contents(&now)) return OK;
     if (knows_contents(&t->facts) && !are_same_contents(&t->facts, &now) && !changes_allowed(t->c, "data"))
-        return refuse_other_bytes(err);
+        return error_set(err, ERR_CONFIG,
+                         "the data is not what the checkpoint was trained with: the server sends other bytes "
+                         "under the same versions of files; put them back, or set run.allow_changes=[data], "
+                         "or start over with run.overwrite=true");
     memcpy(t->facts.contents, now.contents, sizeof t->facts.contents);
     return OK;
 }
@@ -155,24 +149,21 @@ ErrorCode run_note_contents(Trainer *t, Error *err) {
 static ErrorCode settle_data(Trainer *t, Error *err) {
     const RunFacts *then = &t->found.saved.facts;
     if (!t->found.exists) return OK;
-    bool same = strcmp(then->data, t->facts.data) == 0;
-    if (!same && knows_contents(then) && !knows_contents(&t->facts)) {
+    if (strcmp(then->data, t->facts.data) == 0) {
+        memcpy(t->facts.contents, then->contents, sizeof t->facts.contents);
+        return run_note_contents(t, err);
+    }
+    if (knows_contents(then) && !knows_contents(&t->facts)) {
         if (t->is_rank0)
             log_info("versions of remote files are not those of the checkpoint: all files are fetched, so "
                      "that their contents can be compared");
         TRY(dataset_know_contents(t->data, err));
         dataset_contents(t->data, t->facts.contents);
     }
-    bool known = knows_contents(then) && knows_contents(&t->facts);
-    if (same && known && !are_same_contents(then, &t->facts) && !changes_allowed(t->c, "data"))
-        return refuse_other_bytes(err);
-    if (same && !knows_contents(&t->facts))
-        memcpy(t->facts.contents, then->contents, sizeof t->facts.contents); /* run_note_contents compares */
-    if (!same && are_same_contents(then, &t->facts)) {
-        memcpy(t->facts.contents, contents_of(then), sizeof t->facts.contents);
-        memcpy(t->facts.data, then->data, sizeof t->facts.data);
-    }
-    return same || are_same_contents(then, &t->facts) ? OK : refuse_changed(t, err);
+    if (!are_same_contents(then, &t->facts)) return refuse_changed(t, err);
+    memcpy(t->facts.contents, saved_contents(then), sizeof t->facts.contents);
+    memcpy(t->facts.data, then->data, sizeof t->facts.data);
+    return OK;
 }
 
 /* Maximum of two numbers, into the first. */

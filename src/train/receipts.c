@@ -137,7 +137,7 @@ static ErrorCode write_begin(Trainer *t, const OptionSet *set, const WeightsText
                     .names = w->names.length ? w->names.data : NULL,
                     .ranks = comm_size(t->comm),
                     .facts = {{"config", config},
-                              {"data", *f->contents ? f->contents : f->data},
+                              {"data", saved_contents(f)},
                               {"tokenizer", f->tokenizer},
                               {"mixture", f->mixture},
                               {"base", f->base},

@@ -145,6 +145,8 @@ ErrorCode saved_parse(SavedRun *saved, const char *text, Error *err) {
 
 /* For readers of fingerprints: works for any version, and for configurations that this weft would not
  * accept. */
+const char *saved_contents(const RunFacts *facts) { return *facts->contents ? facts->contents : facts->data; }
+
 ErrorCode saved_parse_facts(RunFacts *facts, const char *text, Error *err) {
     cJSON *state;
     *facts = (RunFacts){0};

@@ -42,6 +42,9 @@ typedef struct RunFacts {
     char receipt[65]; /* of the step, with run.receipts: h of its line (observe/receipts.h) */
 } RunFacts;
 
+/* The fingerprint of the data by contents; DATA_UNKNOWN until all files have come. */
+const char *saved_contents(const RunFacts *facts);
+
 /* `set` points into the struct, so a SavedRun must not be moved. */
 typedef struct SavedRun {
     RunState state;

@@ -71,20 +71,6 @@ def packed_zip(members):
     return out.getvalue()
 
 
-def old_tar():
-    """A header without a magic number."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as t:
-        info = tarfile.TarInfo("a.txt")
-        info.size = len(TEXT)
-        t.addfile(info, io.BytesIO(TEXT.encode()))
-    head = bytearray(out.getvalue()[:512])
-    head[257:265] = bytes(8)
-    head[148:156] = b" " * 8
-    head[148:156] = b"%06o\0 " % sum(head)
-    return bytes(head) + out.getvalue()[512:]
-
-
 def packed_tar():
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as t:
@@ -92,6 +78,15 @@ def packed_tar():
         entry.size = len(TEXT)
         t.addfile(entry, io.BytesIO(TEXT.encode()))
     return out.getvalue()
+
+
+def old_tar():
+    """A header without a magic number."""
+    head, rest = bytearray(packed_tar()[:512]), packed_tar()[512:]
+    head[257:265] = bytes(8)
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head) + rest
 
 
 def gz(content):
