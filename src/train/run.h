@@ -224,8 +224,8 @@ bool begin_has_notice(const Config *c);
 /* From the configuration to a run that is ready for its next step: device, directory, data, plan, memory,
  * checkpoint to resume from, records. All ranks. trainer_run closes what was opened before a failure. */
 ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err);
-/* Takes over the contents of the data once all remote files have come, for the next checkpoint. Refuses others
- * than the checkpoint has that the run began with. */
+/* Takes over the contents of the data once all remote files have come, for the next checkpoint. Refuses other
+ * contents than those of the checkpoint that the run began with. */
 ErrorCode run_note_contents(Trainer *t, Error *err);
 /* The same after a recovery, for other ranks: from the plan on, with the weights in t->recovery.state. */
 ErrorCode run_begin_again(Trainer *t, OptionSet *set, Error *err);
