@@ -11,7 +11,7 @@
  *     transport.h      carries messages: mpi/, loopback/
  *     small.c          barriers, records, broadcasts: messages of the same kind, waited for
  *     failure.c        control messages about failures, and the watchdog
- *     repair.c         goes on without ranks that died, where the transport can
+ *     repair.c         goes on without ranks that died, where the transport can; hung.c kills those that hang
  *     launch.c, launched_env.c, launcher_output.c, local_ranks.c    processes, and their launcher
  *
  * Threads: the main thread, which alone calls comm.h; the progress thread (progress_main), which advances
@@ -59,10 +59,15 @@ ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) {
     return code;
 }
 
+void comm_break(Comm *c) {
+    c->broken = true;
+    atomic_store(&c->broken_at, comm_nanoseconds());
+}
+
 ErrorCode comm_transport_failure(Comm *c, int error, const char *what) {
     char text[256];
     c->transport->kind->explain(error, text, sizeof text);
-    c->broken |= c->failure.code == OK;
+    if (c->failure.code == OK) comm_break(c);
     return comm_keep_failure(c, ERR_PEER, "rank %d: %s: %s", c->rank, what, text);
 }
 
@@ -112,6 +117,7 @@ static void make_locks(Comm *c) {
     pthread_condattr_t attributes;
     pthread_mutex_init(&c->mutex, NULL);
     pthread_mutex_init(&c->watch_mutex, NULL);
+    pthread_mutex_init(&c->hung_mutex, NULL);
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&c->wake, &attributes);
@@ -233,10 +239,12 @@ void comm_close(Comm *c) {
     free(c->heard);
     free(c->lines);
     free(c->old_ranks);
+    hung_free(c);
     device_close(&c->own);
     pthread_mutex_destroy(&c->mutex);
     pthread_cond_destroy(&c->wake);
     pthread_mutex_destroy(&c->watch_mutex);
+    pthread_mutex_destroy(&c->hung_mutex);
     pthread_cond_destroy(&c->watch_wake);
     free(c);
 }

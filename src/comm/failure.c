@@ -23,7 +23,8 @@
  *             state: CONTROL_WAITS; CONTROL_WORKS, if there was a beat within the limit, or a message within
  *             half of it; CONTROL_BUSY, if there was none. A rank that is stopped, or whose machine is gone,
  *             does not answer. If others work and make progress, the asker waits again, however long that
- *             takes. Otherwise the lowest of those that asked prints each answer, and who is to blame.
+ *             takes. Otherwise the lowest of those that asked prints each answer, and who is to blame; where
+ *             the others can go on without that rank (comm_end_hung), it is killed in place of all (hung.c).
  *    BLOCKED  for at least 30 s (the configured limit may be less than starting takes) in one of the few MPI
  *             calls that return only when all ranks have made them (initialising, creating groups,
  *             finalising). Nothing can be asked over MPI then, so the ranks of this machine are looked up
@@ -61,7 +62,7 @@ enum {
 };
 
 /* A single write, so that lines of several ranks do not mix. */
-static void print_line(const char *line) {
+void watchdog_print(const char *line) {
     char text[CONTROL_TEXT + 512];
     int length = snprintf(text, sizeof text - 1, "%s", line);
     if (length > (int)sizeof text - 2) length = (int)sizeof text - 2;
@@ -90,7 +91,7 @@ static void keep_answer(Comm *c, const ControlMessage *n) {
 
 /* Sends to one rank, or to all others (peer -1). The sends are never waited for, so their memory is never
  * freed: small messages leave at once, and most processes that send one end soon. */
-static void send_control(Comm *c, ControlKind kind, int peer, ErrorCode code, const char *message) {
+void control_send(Comm *c, ControlKind kind, int peer, ErrorCode code, const char *message) {
     ControlMessage *n = mem_alloc(sizeof *n);
     *n = (ControlMessage){.kind = kind, .rank = c->rank, .code = code};
     snprintf(n->message, sizeof n->message, "%s", message);
@@ -109,7 +110,7 @@ static void hear_failure(Comm *c, const ControlMessage *n) {
     }
     if (c->rank > 0 || c->speaker >= 0) return;
     c->speaker = n->rank;
-    send_control(c, CONTROL_SPEAK, n->rank, OK, "");
+    control_send(c, CONTROL_SPEAK, n->rank, OK, "");
 }
 
 /* Called by whoever polls the transport; the lock is held. Posts the next receive at the end, so that there
@@ -120,6 +121,8 @@ void control_arrived(Comm *c) {
         hear_failure(c, n);
     else if (n->kind == CONTROL_SPEAK)
         c->speaker = c->rank;
+    else if (n->kind == CONTROL_HUNG)
+        hung_told(c, n->code);
     else if (c->asking)
         keep_answer(c, n);
     else if (n->kind == CONTROL_STALL)
@@ -176,7 +179,7 @@ static void print_failure(const char *prefix, const Error *err) {
     log_status("%s", "");
     snprintf(line, sizeof line, "weft: %s%s (%s)", named ? "" : prefix, err->message,
              error_end(end, sizeof end, err->code));
-    print_line(line);
+    watchdog_print(line);
 }
 
 /* For failures that all ranks have agreed on: err->reported is unset on one of them. */
@@ -203,7 +206,7 @@ void comm_fail(Comm *c, const Error *failure) {
     }
     if (err.reported) end_silently(c, locked, err.code);
     if (locked && c->listening) {
-        send_control(c, CONTROL_FAILURE, -1, err.code, err.message);
+        control_send(c, CONTROL_FAILURE, -1, err.code, err.message);
         if (!has_word(c)) end_silently(c, locked, err.code);
     }
     char prefix[32];
@@ -250,14 +253,20 @@ static long long waits_since(const Comm *c) {
     return since || !d ? since : atomic_load(&d->waits_since);
 }
 
-/* Nanoseconds for which the program has been waiting, awake, while nothing has come; 0: it does not wait. */
-static long long waited(const Comm *c) {
-    long long now = comm_nanoseconds(), from = waits_since(c);
-    if (from == 0 || has_slept(c, now)) return 0;
+/* Nanoseconds for which the program has been waiting while nothing has come; 0: it does not wait. */
+static long long waits_for(const Comm *c, long long now) {
+    long long from = waits_since(c);
+    if (from == 0) return 0;
     const long long later[] = {atomic_load(&c->moved_at), atomic_load(&c->awake_since)};
     for (size_t i = 0; i < sizeof later / sizeof *later; i++)
         if (later[i] > from) from = later[i];
     return now > from ? now - from : 0;
+}
+
+/* The same, awake. */
+static long long waited(const Comm *c) {
+    long long now = comm_nanoseconds();
+    return has_slept(c, now) ? 0 : waits_for(c, now);
 }
 
 /* The same, but not counting before another rank asked, which finds out for both, or before it learned that
@@ -272,27 +281,36 @@ static bool is_at_work(const Comm *c) {
     return beat && comm_nanoseconds() - beat <= limit_of(c);
 }
 
-static void describe_action(Comm *c, char *out, size_t size) {
+static void describe_action(const Comm *c, char *out, size_t size) {
     *out = 0;
     if (c->watch.describe) c->watch.describe(c->watch.context, out, size);
 }
 
-/* Describes what this rank waits for, in one line; "" if it does not wait, or only briefly. The mutex is
- * held, unless the rank is blocked in MPI. */
-static void describe_wait(Comm *c, char *out, size_t size) {
+/* Also while it asks, when the thread does not look. */
+double watchdog_waited(const Comm *c) { return (double)waits_for(c, comm_nanoseconds()) / 1e9; }
+
+void watchdog_describe(const Comm *c, char *out, size_t size) {
     char what[192] = "a communication", doing[256];
     const char *all = atomic_load(&c->blocked_in);
     if (!all) all = atomic_load(&c->waits_in);
-    long long since = waited(c);
-    *out = 0;
-    if (since <= limit_of(c) / 2) return;
     if (all)
         snprintf(what, sizeof what, "all ranks (%s)", all);
     else if (c->waiting_for && !op_ended(c, c->waiting_for))
         op_describe(c, &c->ops[(uint32_t)c->waiting_for - 1], what, sizeof what);
     describe_action(c, doing, sizeof doing);
-    snprintf(out, size, "weft: rank %d: nothing has come for %.1f s while waiting for %s%s%s", c->rank,
-             (double)since / 1e9, what, *doing ? ", in " : "", doing);
+    snprintf(out, size, "%s%s%s", what, *doing ? ", in " : "", doing);
+}
+
+/* Describes what this rank waits for, in one line; "" if it does not wait, or only briefly. The mutex is
+ * held, unless the rank is blocked in MPI. */
+static void describe_wait(Comm *c, char *out, size_t size) {
+    char what[512];
+    long long since = waited(c);
+    *out = 0;
+    if (since <= limit_of(c) / 2) return;
+    watchdog_describe(c, what, sizeof what);
+    snprintf(out, size, "weft: rank %d: nothing has come for %.1f s while waiting for %s", c->rank,
+             (double)since / 1e9, what);
 }
 
 /* Neutral wording: a rank that computes for long is not at fault yet. */
@@ -321,7 +339,7 @@ static void answer_stall(Comm *c, int peer) {
         kind = CONTROL_BUSY;
         describe_busy(c, line, sizeof line);
     }
-    send_control(c, kind, peer, OK, line);
+    control_send(c, kind, peer, OK, line);
 }
 
 /* ---- the verdict ---- */
@@ -381,7 +399,7 @@ static void blame(Comm *c, Error *err) {
 static void report_verdict(Comm *c) {
     Error err;
     for (int p = 0; p < c->size; p++)
-        if (c->lines[p]) print_line(c->lines[p]);
+        if (c->lines[p]) watchdog_print(c->lines[p]);
     blame(c, &err);
     print_failure("", &err);
 }
@@ -401,12 +419,12 @@ static void forget_answers(Comm *c) {
     }
 }
 
-/* Listens until all have answered. Messages that came while this thread was kept from running count: it takes
- * them once more after the deadline. */
+/* Listens until all have answered, or communication breaks. Messages that came while this thread was kept
+ * from running count: it takes them once more after the deadline. */
 static void hear_answers(Comm *c) {
     long long until = comm_nanoseconds() + listening(c);
     bool late = false;
-    while (count_heard(c, CONTROL_NONE) && !late) {
+    while (count_heard(c, CONTROL_NONE) && !late && c->failure.code == OK) {
         late = comm_nanoseconds() >= until;
         while (take_control(c)) continue;
         pause_ms(1);
@@ -420,11 +438,11 @@ static void ask(Comm *c) {
     c->asking = true;
     forget_answers(c);
     keep_answer(c, &own);
-    send_control(c, CONTROL_STALL, -1, ERR_PEER, own.message);
+    control_send(c, CONTROL_STALL, -1, ERR_PEER, own.message);
     hear_answers(c);
     bool excused =
         count_heard(c, CONTROL_WORKS) && !count_heard(c, CONTROL_NONE) && !count_heard(c, CONTROL_BUSY);
-    if (c->failure.code == OK && !excused) {
+    if (c->failure.code == OK && !excused && !(is_lowest_asking(c) ? hung_condemn(c) : c->ends_hung)) {
         /* Others that asked leave the verdict to the lowest, which ends them. If that one decides otherwise,
          * they print it after all. */
         if (!is_lowest_asking(c)) pause_ms(LINGER_MS);
@@ -461,7 +479,7 @@ static _Noreturn void end_blocked(Comm *c) {
     LocalRank *ranks;
     int count = local_ranks_find(c->rank_variable, &ranks);
     describe_wait(c, line, sizeof line);
-    print_line(line);
+    watchdog_print(line);
     if (!is_lowest_awake(c, ranks, count)) end_silently(c, false, ERR_PEER);
     pause_ms(300); /* so that the lines of the others come first */
     list_stopped(ranks, count, &stopped);
@@ -512,9 +530,13 @@ static void look(Comm *c) {
     atomic_store(&c->looked_at, now);
     count_beats(c, now);
     look_at_communicators(c);
+    hung_end_own(c);
     bool asks = limit_of(c) > 0 && stalled(c) > limit_of(c);
     if (atomic_load(&c->blocked_in)) {
-        if (asks && stalled(c) > LEAST_BLOCKED_S * 1000000000LL) end_blocked(c);
+        if (asks && hung_find_stopped(c))
+            atomic_store(&c->excused_at, now);
+        else if (asks && stalled(c) > LEAST_BLOCKED_S * 1000000000LL)
+            end_blocked(c);
         return;
     }
     if (!asks && atomic_load(&c->waits_since) && !atomic_load(&c->waits_in))

@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "comm/comm.h"
+#include "comm/repair.h"
 #include "comm/transport.h"
 #include "base/tree.h"
 #include "device/pool.h"
@@ -148,12 +149,19 @@ typedef enum ControlKind {
     CONTROL_STALL,
     CONTROL_WAITS,
     CONTROL_WORKS, /* its work makes progress, or its messages do */
-    CONTROL_BUSY
+    CONTROL_BUSY,
+    CONTROL_HUNG /* to all: the rank whose number is `code` hangs (hung.c) */
 } ControlKind;
 typedef struct ControlMessage {
     int32_t kind, rank, code;
     char message[CONTROL_TEXT];
 } ControlMessage;
+
+/* A rank's process, for others of its machine. */
+typedef struct RankProcess {
+    uint64_t machine;       /* 0: not known */
+    int64_t process, start; /* start: when it was started */
+} RankProcess;
 
 struct Comm {
     int rank, size, local_rank, local_size, local_cores;
@@ -161,6 +169,15 @@ struct Comm {
     bool repairable;
     int epoch;      /* repairs so far */
     int *old_ranks; /* [size] before the last one, or NULL */
+    /* hung.c, where repairs are allowed. Ranks are numbered as they were before the first repair. */
+    atomic_bool ends_hung;      /* ranks that hang are killed, and the others go on */
+    int first_size;             /* ranks at first */
+    RankProcess *processes;     /* [first_size], written once */
+    int *numbers;               /* [size] of each rank of now */
+    pthread_mutex_t hung_mutex; /* guards the next two, for a watchdog that cannot have `mutex` */
+    bool *condemned;            /* [first_size] ranks that were to be killed */
+    CommHung hung;              /* what was found since the last comm_take_hung */
+    long long stopped_sought; /* the watchdog's: start of the blocked wait in which it looked for them last */
     CommTransport *transport;
     int small, point, control; /* channels of all ranks */
     bool has_mesh;
@@ -192,7 +209,8 @@ struct Comm {
     char *small_scratch;
     size_t small_capacity;
     Error failure;                  /* the first; code OK: none */
-    bool broken;                    /* that of a message, which a repair can heal */
+    bool broken;                    /* that of a message, which a repair can heal; */
+    atomic_llong broken_at;         /* since then, in nanoseconds; 0: it is not */
     bool refused;                   /* the agreement before that repair has taken place (comm_commit) */
     bool hearsay;                   /* a communicator has failed, usually because another rank did */
     ControlMessage control_message; /* being received */
@@ -237,6 +255,7 @@ long long comm_nanoseconds(void);
 /* Keeps the first failure. Returns its code. */
 ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) PRINTF_LIKE(3, 4);
 ErrorCode comm_transport_failure(Comm *c, int error, const char *what);
+void comm_break(Comm *c); /* the failure that follows is one that a repair can heal */
 ErrorCode comm_refused(const Comm *c, Error *err); /* the failure so far, or OK */
 
 ErrorCode comm_join(Comm *c, const char *what, int *channel, Error *err); /* creates a channel of all ranks */
@@ -320,6 +339,23 @@ typedef struct LocalRank {
 } LocalRank;
 /* Returns how many; *out is ascending by rank, and the caller frees it. */
 int local_ranks_find(const char *variable, LocalRank **out);
+RankProcess rank_process_own(void);                  /* all zero: not known */
+char rank_process_state(const RankProcess *process); /* as in /proc; 0: it is gone */
+bool rank_process_kill(const RankProcess *process);  /* false: it is gone, or is another user's */
+
+/* hung.c */
+ErrorCode hung_setup(Comm *c, Error *err); /* collective, once, when repairs have been allowed */
+void hung_free(Comm *c);
+void hung_renumber(Comm *c); /* after a repair; old_ranks are those before it */
+/* A question has shown that ranks hang (c->heard), and the mutex is held. True: the others are to go on
+ * without them. False: the run must end. */
+bool hung_condemn(Comm *c);
+void hung_told(Comm *c, int rank); /* another rank has condemned this one */
+/* The watchdog's thread, when the rank has been blocked in MPI for longer than the limit. False: no rank was
+ * found, again. */
+bool hung_find_stopped(Comm *c);
+/* Ends this rank if its communication is broken, but its program, without progress, does not repair it. */
+void hung_end_own(const Comm *c);
 
 /* failure.c */
 void control_listen(Comm *c);  /* posts the standing receive */
@@ -332,5 +368,11 @@ void comm_blocked(Comm *c, const char *call);
 /* The same for a wait outside of MPI, during which the watchdog receives control messages, asks and
  * answers. */
 void comm_waits_in(Comm *c, const char *what);
+void control_send(Comm *c, ControlKind kind, int peer, ErrorCode code, const char *message);
+/* "all-gather of 64 bytes over dp_shard, in step 3, GATHER of unit 1": what the rank waits for, and in what.
+ * The mutex is held, unless it is blocked in MPI. */
+void watchdog_describe(const Comm *c, char *out, size_t size);
+double watchdog_waited(const Comm *c); /* seconds for which it has waited, while nothing has come */
+void watchdog_print(const char *line);
 
 #endif

@@ -1,18 +1,29 @@
 /* Finds the other ranks of this machine by their processes: those with the same parent (the launcher, or its
- * local daemon) that have a rank in their environment. For use when MPI cannot be asked. */
+ * local daemon) that have a rank in their environment. For use when MPI cannot be asked. Where ranks may be
+ * killed (hung.c), they have told each other their processes instead. */
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/hash.h"
+#include "base/host.h"
 #include "comm/internal.h"
 
 enum { ENVIRONMENT_MAX = 1 << 20 };
 
-/* "PID (name) STATE PARENT ...": the name may contain blanks and parentheses, so searches for the last
- * one. */
-static bool read_state(long process, char *state, long *parent) {
+typedef struct ProcessStat {
+    char state;
+    long parent;
+    long long start; /* in clock ticks since the machine started */
+} ProcessStat;
+
+/* "PID (name) STATE PARENT ...": the name may contain blanks and parentheses, so searches for the last one.
+ * The start is field 22. */
+static bool read_stat(long process, ProcessStat *out) {
     char path[64], text[512];
     snprintf(path, sizeof path, "/proc/%ld/stat", process);
     FILE *file = fopen(path, "re");
@@ -20,7 +31,10 @@ static bool read_state(long process, char *state, long *parent) {
     if (file) fclose(file);
     text[length] = 0;
     const char *after = strrchr(text, ')');
-    return after && sscanf(after, ") %c %ld", state, parent) == 2;
+    return after && sscanf(after,
+                           ") %c %ld %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
+                           "%lld",
+                           &out->state, &out->parent, &out->start) == 3;
 }
 
 /* Returns the rank that the launcher set in `variable`, or -1. A process of another user cannot be read, and
@@ -52,15 +66,42 @@ int local_ranks_find(const char *variable, LocalRank **out) {
     int count = 0;
     *out = NULL;
     for (struct dirent *entry; all && (entry = readdir(all));) {
-        char *end, state;
-        long process = strtol(entry->d_name, &end, 10), parent;
-        if (*end || process <= 0 || !read_state(process, &state, &parent) || parent != getppid()) continue;
+        char *end;
+        ProcessStat stat;
+        long process = strtol(entry->d_name, &end, 10);
+        if (*end || process <= 0 || !read_stat(process, &stat) || stat.parent != getppid()) continue;
         int rank = read_rank(process, variable);
         if (rank < 0) continue;
         *out = mem_grow(*out, (size_t)(count + 1) * sizeof **out);
-        (*out)[count++] = (LocalRank){rank, (pid_t)process, state};
+        (*out)[count++] = (LocalRank){rank, (pid_t)process, stat.state};
     }
     if (all) closedir(all);
     if (count) qsort(*out, (size_t)count, sizeof **out, by_rank);
     return count;
+}
+
+/* Numbers of processes mean the same for all that have the machine and the PID namespace (of a container) in
+ * common. */
+RankProcess rank_process_own(void) {
+    struct {
+        char host[HOST_NAME_BYTES];
+        uint64_t processes;
+    } machine;
+    struct stat namespace;
+    ProcessStat own;
+    if (!host_name(machine.host, sizeof machine.host) || stat("/proc/self/ns/pid", &namespace) != 0 ||
+        !read_stat(getpid(), &own))
+        return (RankProcess){0};
+    machine.processes = namespace.st_ino;
+    return (RankProcess){hash64(&machine, sizeof machine), getpid(), own.start};
+}
+
+/* The start tells a process from a later one with the same number. */
+char rank_process_state(const RankProcess *p) {
+    ProcessStat now;
+    return p->process && read_stat((long)p->process, &now) && now.start == p->start ? now.state : 0;
+}
+
+bool rank_process_kill(const RankProcess *p) {
+    return rank_process_state(p) && kill((pid_t)p->process, SIGKILL) == 0;
 }

@@ -47,6 +47,6 @@ const Option comm_options[] = {
     /* Has no effect on the curve, so a resumed run may raise it. */
     REAL("comm.watchdog_s", watchdog_s, "600", 0, 1e9, NOTHING,
          "A rank that waits this many seconds for another ends the run, and each reports what it was doing; "
-         "0: never.",
+         "with recovery.mode in_place the other is killed, and the run goes on; 0: never.",
          ELSEWHERE("init_timeout_seconds train_timeout_seconds ddp_timeout")),
     TABLE_END};

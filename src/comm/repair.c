@@ -45,7 +45,7 @@ ErrorCode comm_allow_repair(Comm *c, Error *err) {
     c->repairable = error == TRANSPORT_OK;
     ErrorCode code = comm_refused(c, err);
     comm_unlock(c);
-    return code;
+    return code == OK ? hung_setup(c, err) : code;
 }
 
 bool comm_is_broken(Comm *c) {
@@ -80,6 +80,7 @@ static void forget(Comm *c) {
     c->failure = (Error){.code = OK};
     c->broken = c->hearsay = c->listening = false;
     c->speaker = -1;
+    atomic_store(&c->broken_at, 0);
 }
 
 static void take_places(Comm *c) {
@@ -102,7 +103,8 @@ static bool agree(Comm *c, bool well) {
 ErrorCode comm_commit(Comm *c, Error *err) {
     comm_lock(c);
     if (c->repairable && c->failure.code == OK && !agree(c, true)) {
-        c->refused = c->broken = true;
+        c->refused = true;
+        comm_break(c);
         comm_keep_failure(c, ERR_PEER, "rank %d: another rank died, or began a repair", c->rank);
     }
     ErrorCode code = c->repairable ? comm_refused(c, err) : OK;
@@ -137,6 +139,7 @@ static ErrorCode repair(Comm *c, CommRepair *out, Error *err) {
     c->refused = false;
     for (int round = 0; round < ROUNDS_MAX; round++) {
         if (!repair_round(c, c->old_ranks)) continue;
+        hung_renumber(c);
         *out = (CommRepair){++c->epoch, c->size, size - c->size, c->old_ranks};
         return OK;
     }

@@ -32,8 +32,7 @@
  * Limits
  *  - A rank must die by a signal, or leave without a status (exit status 0). Over shared memory Open MPI does
  *    not notice a rank that ends with another status. comm_fail still ends all ranks.
- *  - A rank that hangs is not found here, but by the watchdog, which ends all ranks. It also does so when a
- *    repair waits for a rank longer than its limit, and 30 seconds at least.
+ *  - A rank that hangs is found by the watchdog. It ends all ranks, or kills that rank (comm_end_hung).
  *  - A death in the milliseconds in which a repair makes its new communicator may crash the other ranks
  *    inside Open MPI 5.0.11. The run then ends, and restarts from its checkpoint.
  *  - A machine that is lost ends the run: Open MPI's launcher does not survive it.
@@ -68,5 +67,20 @@ ErrorCode comm_commit(Comm *c, Error *err);
 /* All living ranks call it, after comm_allow_repair has returned OK. Fails with ERR_PEER when ranks go on
  * dying, or with another code if this rank has failed by itself. */
 ErrorCode comm_repair(Comm *c, CommRepair *out, Error *err);
+
+/* ---- ranks that hang ---- */
+
+/* From now on a rank that hangs is killed where the watchdog would have ended all ranks because of it, and
+ * the others find that it died. Not collective. Until then, and where that rank cannot be killed (all ranks
+ * of its machine hang, or its process does not end), the watchdog ends all ranks. */
+void comm_end_hung(Comm *c, bool on);
+
+/* What was found about ranks that hung, in one sentence, for the records of the run. On the rank that found
+ * it; others have seconds 0. */
+typedef struct CommHung {
+    double seconds; /* for which that rank had waited */
+    char text[400];
+} CommHung;
+CommHung comm_take_hung(Comm *c); /* since the last call */
 
 #endif

@@ -136,6 +136,7 @@ typedef struct Facts {
     int64_t started;         /* steps before the one that it has not finished: the least */
     int64_t made, most_made; /* steps that it has made: the least, the most */
     int64_t torn, saving;    /* ranks with half an update; with a save under way */
+    CommHung hung;           /* what one of them has found about ranks that hung */
 } Facts;
 
 static void combine(void *into, const void *from) {
@@ -146,15 +147,16 @@ static void combine(void *into, const void *from) {
     a->most_made = b->most_made > a->most_made ? b->most_made : a->most_made;
     a->torn += b->torn;
     a->saving += b->saving;
+    if (a->hung.seconds == 0) a->hung = b->hung;
 }
 
 /* A rank may have died after the commit of a step and before it wrote its own line about it, although all
  * others have. */
 static bool writes_of_each_rank(const Config *c) { return c->data.audit || c->metrics.all_ranks; }
 
-static Facts facts_of(const Trainer *t) {
+static Facts facts_of(const Trainer *t, const CommHung *hung) {
     const Recovery *r = &t->recovery;
-    Facts own = {.started = r->before[0].state.step, .torn = r->torn, .saving = r->owes_save};
+    Facts own = {.hung = *hung, .started = r->before[0].state.step, .torn = r->torn, .saving = r->owes_save};
     if (writes_of_each_rank(t->c) && r->made.step == own.started && own.started > 0) own.started--;
     own.made = own.most_made = r->made.step > own.started ? r->made.step : own.started;
     return own;
@@ -196,6 +198,9 @@ typedef struct Gone {
     double repaired, begun; /* seconds, in all attempts: until the ranks of the new mesh are known; from then
                                 until the run can go on */
     double into_step;       /* seconds from the start of the step under way until the death was noticed */
+    CommHung found;         /* by this rank, about ranks that hung; the others do not know it yet */
+    Text hung;              /* by all ranks, in all attempts: "; rank 1 hung ..." */
+    double hung_seconds;
 } Gone;
 
 enum { LEAVES = -1 /* in place of a rank's number */ };
@@ -218,6 +223,22 @@ static const char *find_problem(const Facts *f) {
     return NULL;
 }
 
+/* What this rank has found goes to all with the facts. A recovery that begins again may bring more. */
+static void find_hung(Trainer *t, Gone *gone) {
+    CommHung more = comm_take_hung(t->comm);
+    if (more.seconds > 0) gone->found = more;
+}
+
+/* The same on all ranks. */
+static void take_hung(Gone *gone, const CommHung *found) {
+    gone->found.seconds = 0;
+    if (found->seconds == 0) return;
+    gone->hung_seconds += found->seconds;
+    text_printf(&gone->hung, "; %s", found->text);
+}
+
+static const char *hung_in_words(const Gone *gone) { return gone->hung.length ? gone->hung.data : ""; }
+
 /* The same on all ranks, of which one prints it, and records that the run has failed. */
 static ErrorCode refuse(Trainer *t, const Facts *f, const Gone *gone, const char *why, Error *err) {
     t->recovery.refused = true;
@@ -225,9 +246,9 @@ static ErrorCode refuse(Trainer *t, const Facts *f, const Gone *gone, const char
     if (t->is_rank0) journal_open(&t->journal, t->c->run.dir, NULL);
     error_set(
         err, ERR_PEER,
-        "rank %s died in step %lld, and the others cannot go on without it: %s; the run goes on from its "
+        "rank %s died in step %lld, and the others cannot go on without it: %s%s; the run goes on from its "
         "last checkpoint when it is started again",
-        gone->died.length ? gone->died.data : "?", (long long)f->started + 1, why);
+        gone->died.length ? gone->died.data : "?", (long long)f->started + 1, why, hung_in_words(gone));
     err->reported = comm_rank(t->comm) != 0;
     return ERR_PEER;
 }
@@ -257,9 +278,11 @@ static void take_places(Trainer *t, const int *chosen, int size, Gone *gone) {
  * otherwise the repair comes again, which waits until they are gone. Nobody acts on the facts before all
  * have them: the next repair would interrupt the others. */
 static ErrorCode choose_ranks(Trainer *t, Facts *f, int *replicas, bool *whole, Gone *gone, Error *err) {
-    *f = facts_of(t);
+    find_hung(t, gone);
+    *f = facts_of(t, &gone->found);
     TRY(comm_combine(t->comm, f, sizeof *f, combine, err));
     TRY(comm_commit(t->comm, err));
+    take_hung(gone, &f->hung);
     const char *problem = find_problem(f);
     if (problem) return refuse(t, f, gone, problem, err);
     int *chosen = mem_alloc_array((size_t)comm_size(t->comm), sizeof *chosen);
@@ -303,13 +326,13 @@ static void go_back_to(Trainer *t, int64_t step) {
 }
 
 static ErrorCode record_recovery(Trainer *t, const Gone *gone, int replicas, Error *err) {
-    char detail[400], left[160] = "";
+    char detail[800], left[160] = "";
     double seconds = clock_seconds() - gone->noticed;
     if (gone->left.length)
         snprintf(left, sizeof left, "; rank %.100s left, which no replica needs", gone->left.data);
-    snprintf(detail, sizeof detail, "rank %.100s died %s step %lld; %d ranks go on with dp_replicate %d%s",
+    snprintf(detail, sizeof detail, "rank %.100s died %s step %lld; %d ranks go on with dp_replicate %d%s%s",
              gone->died.length ? gone->died.data : "?", recovery_made(t) ? "after the update of" : "in",
-             (long long)t->state.step + 1, comm_size(t->comm), replicas, left);
+             (long long)t->state.step + 1, comm_size(t->comm), replicas, left, hung_in_words(gone));
     if (t->is_rank0) log_warn("%s; recovered in %.3f s", detail, seconds);
     const JournalFact facts[] = {{"ranks", comm_size(t->comm)},
                                  {"dp_replicate", replicas},
@@ -317,6 +340,7 @@ static ErrorCode record_recovery(Trainer *t, const Gone *gone, int replicas, Err
                                  {"into_step_seconds", gone->into_step},
                                  {"repair_seconds", gone->repaired},
                                  {"begin_seconds", gone->begun},
+                                 {gone->hung_seconds > 0 ? "hung_seconds" : NULL, gone->hung_seconds},
                                  {NULL, 0}};
     return record_event(t, JOURNAL_RECOVERED, t->state.step, detail, facts, err);
 }
@@ -364,5 +388,6 @@ ErrorCode recovery_run(Trainer *t, OptionSet *set, Error *err) {
     while (code != OK && recovery_can(t)) code = recover(t, set, &gone, err);
     text_free(&gone.died);
     text_free(&gone.left);
+    text_free(&gone.hung);
     return code;
 }

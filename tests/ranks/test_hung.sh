@@ -1,0 +1,87 @@
+#!/bin/bash
+# Ranks hang in a run with recovery.mode: in_place: they stop, or are stuck in something. The others kill them after comm.watchdog_s and go on
+# in the same step: losses, norms, validations, weights and samples are those of a run that was left alone. Needs Open MPI 5 with ULFM
+# (tools/setup.sh ulfm).
+#   STOPS=100 SEED=7 tests/ranks/test_hung.sh     runs with a stop at a random moment, and what they are drawn from
+# ranks: 8, mostly waiting
+. "$(dirname "$0")/../support/prelude.sh"
+. "$(dirname "$0")/../support/recovery.sh"
+needs_ranks
+take_ulfm || { echo "skipped: $no_ulfm"; exit 77; }
+RANDOM=${SEED:-1}
+recovery_run
+
+# patient CHECK WORD...: on a busy machine a healthy rank may get no processor time for half of comm.watchdog_s, and rightly counts as hung. So a
+# check that fails is made again, with longer limits.
+patient() {
+    local limit said
+    said=$(mktemp said.XXXXXX)
+    for limit in 3 24; do
+        (failures=0; "$@" comm.watchdog_s=$limit; [ "$failures" -eq 0 ]) >"$said" && return
+        echo "$*: again with a longer limit than $limit s: $(head -1 "$said")"
+    done
+    "$@" comm.watchdog_s=192
+}
+# hangs WHOLE RANKS FAULTS TEXT HOW WORD...: the run survives the faults, and its journal says TEXT, and HOW a rank hung.
+hangs() {
+    local of=$1 faults=$3 how=$5 name
+    name=$of-$(tr -c 'a-z0-9\n' - <<<"$faults")
+    loses "${@:1:4}" "${@:6}"
+    grep '"event": "recovered"' "$name/journal.jsonl" | grep '"hung_seconds": [0-9]' | grep -q "$how" ||
+        fail "$name: the journal does not say how a rank hung: $(grep recovered "$name/journal.jsonl")"
+    has "$name.err" 'it is killed, and the others go on'
+}
+
+whole pair 2
+whole tp 4 mesh.tp=2
+whole four 4 mesh.dp_replicate=4
+for fault in 'rank=1,step=9/in step 9/step 9' 'rank=0,phase=validation,step=5/after the update of step 5/validation after step 5' \
+    'rank=1,phase=saving,step=10/after the update of step 10/saving after step 10' 'rank=0,phase=comparing,step=15/after the update of step 15/.* after step 15'; do
+    IFS=/ read -r what when where <<<"$fault"
+    meanwhile 2 patient hangs pair 2 "stop:$what" "rank [01] died $when; 1 ranks go on" \
+        "rank ${what:5:1} hung (it answered nobody): rank $((1 - ${what:5:1})) had waited [0-9.]* s for .*, in $where" data.audit=false
+done
+# Busy, and not stopped: in a call that does not return.
+meanwhile 2 patient hangs pair 2 slow:rank=1,phase=saving,step=5,ms=3600000 'rank 1 died after the update of step 5' \
+    'rank 1 hung (it was busy without progress, in saving after step 5): rank 0 had waited'
+meanwhile 4 patient hangs tp 4 stop:rank=2,step=12 '2 ranks go on with dp_replicate 1; rank 3 left' 'rank 2 hung (it answered nobody): rank [013] had waited' mesh.tp=2
+# During a recovery from a death.
+meanwhile 4 patient hangs four 4 'kill:rank=3,step=7;stop:rank=1,phase=loading,step=6' 'rank 3, 1 died in step 7; 1 ranks go on' \
+    'rank 1 hung (it .*): rank [02] had waited' mesh.dp_replicate=4 data.audit=false
+together
+
+# ---- a stop at any moment; the rank is continued after the recovery ----
+
+recovered() { grep -qs '"event": "recovered"' "$1/journal.jsonl"; }
+# strike NAME WHOLE RANKS WORD...: stops one of the ranks, some time after the first step, and continues it when the others have gone on.
+strike() {
+    local name=$1 of=$2 number=$3 run pids pid status=0
+    shift 3
+    rm -rf "$name"
+    "$weft" train run.yaml run.dir="$name" -n "$number" "$@" >/dev/null 2>"$name.err" </dev/null &
+    run=$!
+    until [ -s "$name/metrics.jsonl" ] || is_gone $run; do sleep 0.01; done
+    sleep "0.$(printf %03d $((RANDOM % 500)))"
+    mapfile -t pids < <(ranks_of $run)
+    pid=${pids[RANDOM % ${#pids[@]}]:-}
+    [ -z "$pid" ] || kill -STOP "$pid" 2>/dev/null
+    until recovered "$name" || is_gone $run; do sleep 0.01; done
+    [ -z "$pid" ] || ! kill -CONT "$pid" 2>/dev/null || ! recovered "$name" || fail "$name: the rank that hung is still there after the recovery"
+    wait $run || status=$?
+    # Status 76 is that of a hang after the last step or of a crash of Open MPI.
+    if [ "$status" -eq 76 ] && { grep -q ompi_comm_revoke_local "$name.err" || curve "$name" | grep -q '^240 '; }; then
+        echo ended >>struck
+        return
+    fi
+    [ "$status" -eq 0 ] || { fail "$name: ends with $status: $(grep -v '│' "$name.err" | tail -3)"; return; }
+    equal "$name" "$of"
+    grep '"event": "recovered"' "$name/journal.jsonl" >>struck
+}
+whole long 2 train.steps=240
+for i in $(seq "${STOPS:-4}"); do
+    RANDOM=$((${SEED:-1} * 1000 + i))
+    meanwhile 2 patient strike "struck-$i" long 2 train.steps=240
+done
+together
+echo "ranks stopped in ${STOPS:-4} runs: $(grep -c recovered struck) recoveries, $(grep -c ended struck) runs ended with 76"
+conclude
