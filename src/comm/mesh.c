@@ -152,6 +152,52 @@ Mesh mesh_of_replicas(const Mesh *mesh, int replicas) {
     return m;
 }
 
+static int64_t *degree_of(MeshOptions *m, Axis axis) {
+    return axis == AXIS_TP ? &m->tp : axis == AXIS_CP ? &m->cp : axis == AXIS_PP ? &m->pp : &m->ep;
+}
+
+/* Tries the degrees of the axes from number `i` on, largest first; dp_shard takes the ranks that are left.
+ * Sums over tp and cp have the same bits only for divisors of the degree that the run began with. */
+static bool try_axes(const Mesh *now, int left, int i, MeshFits *fits, const void *context, MeshOptions *m) {
+    static const Axis axes[] = {AXIS_TP, AXIS_CP, AXIS_PP, AXIS_EP};
+    if (i == sizeof axes / sizeof *axes) {
+        m->dp_shard = left;
+        return fits(context, m);
+    }
+    int most = mesh_degree(now, axes[i]);
+    for (int d = most; d > 0; d--) {
+        int ranks = axes[i] == AXIS_EP ? 1 : d; /* ep is laid over dp_shard and cp */
+        if (left % ranks != 0 || (axes[i] != AXIS_PP && most % d != 0)) continue;
+        *degree_of(m, axes[i]) = d;
+        if (try_axes(now, left / ranks, i + 1, fits, context, m)) return true;
+    }
+    return false;
+}
+
+bool mesh_shrink(const Mesh *now, int ranks, MeshFits *fits, const void *context, MeshOptions *out) {
+    *out = (MeshOptions){.dp_replicate = 1};
+    for (int world = ranks; world > 0; world--)
+        if (try_axes(now, world, 0, fits, context, out)) return true;
+    return false;
+}
+
+MeshOptions mesh_degrees(const Mesh *mesh) {
+    return (MeshOptions){.pp = mesh_degree(mesh, AXIS_PP),
+                         .dp_replicate = mesh_degree(mesh, AXIS_DP_REPLICATE),
+                         .dp_shard = mesh_degree(mesh, AXIS_DP_SHARD),
+                         .cp = mesh_degree(mesh, AXIS_CP),
+                         .tp = mesh_degree(mesh, AXIS_TP),
+                         .ep = mesh_degree(mesh, AXIS_EP)};
+}
+
+static int partner_distance(const Mesh *mesh) { return mesh->world > 1 ? mesh->world / 2 : 0; }
+
+int mesh_partner(const Mesh *mesh, int rank) { return (rank + partner_distance(mesh)) % mesh->world; }
+
+int mesh_partner_of(const Mesh *mesh, int rank) {
+    return (rank + mesh->world - partner_distance(mesh)) % mesh->world;
+}
+
 void mesh_lay_copies(Mesh *mesh, int copies) {
     int tp = mesh_size(mesh, MESH_TENSOR);
     CHECK(copies > 0 && tp % copies == 0);

@@ -67,6 +67,17 @@ typedef struct Mesh {
 
 /* The same mesh with another number of replicas (dp_replicate). */
 Mesh mesh_of_replicas(const Mesh *mesh, int replicas);
+/* The largest mesh of at most `ranks` ranks, without replicas, that `fits` accepts. Of equally large ones
+ * that which keeps most of tp, then of cp, pp, ep; no degree but that of dp_shard grows. Returns false if
+ * there is none. */
+typedef bool MeshFits(const void *context, const MeshOptions *m);
+bool mesh_shrink(const Mesh *now, int ranks, MeshFits *fits, const void *context, MeshOptions *out);
+MeshOptions mesh_degrees(const Mesh *mesh); /* its degrees */
+/* Partner copies (recovery.partner_copy): the rank that holds a copy of this one's state, and the rank whose
+ * state this one holds a copy of. Half the ranks lie between them, so they are on two hosts where each host
+ * has a run of equally many ranks. The rank itself if there is only one. */
+int mesh_partner(const Mesh *mesh, int rank);
+int mesh_partner_of(const Mesh *mesh, int rank);
 /* Builds the mesh of `world` ranks. ERR_CONFIG names the numbers that do not fit and those that would. */
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err);
 /* Gives each `copies` neighbours along tp the same KV heads; `copies` divides the degree of tp.

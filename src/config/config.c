@@ -362,9 +362,25 @@ static ErrorCode check_restore(const Config *c, const OptionSet *set, Error *err
     return location_check_directory(url, err) == OK ? OK : error_context(err, "checkpoint.restore");
 }
 
+static ErrorCode check_partner_copy(const Config *c, const OptionSet *set, Error *err) {
+    const char *key = "recovery.partner_copy";
+    if (!c->recovery.partner_copy) return OK;
+    if (c->recovery.mode != RECOVERY_IN_PLACE)
+        return options_fail(set, key, err,
+                            "with recovery.mode: restart nothing reads the copies: set "
+                            "recovery.mode=in_place, or leave this out");
+    if (c->mesh.dp_replicate > 1)
+        return options_fail(set, key, err,
+                            "mesh.dp_replicate is %lld, so a replica holds each shard already: leave one of "
+                            "the two out",
+                            (long long)c->mesh.dp_replicate);
+    return OK;
+}
+
 /* Of what in_place needs, what no mesh changes. The rest is known when a run starts (recovery_check). */
 static ErrorCode check_recovery(const Config *c, const OptionSet *set, Error *err) {
     const char *key = "recovery.mode";
+    TRY(check_partner_copy(c, set, err));
     if (c->recovery.mode != RECOVERY_IN_PLACE) return OK;
     if (c->numerics.mode != NUMERICS_EXACT)
         return options_fail(set, key, err,

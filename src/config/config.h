@@ -96,6 +96,7 @@ typedef struct RestartOptions {
 
 typedef struct RecoveryOptions {
     int mode; /* RecoveryMode */
+    bool partner_copy;
 } RecoveryOptions;
 
 typedef struct Config {

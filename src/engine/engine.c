@@ -27,6 +27,10 @@
 
 /* ---- Memory ---- */
 
+static const char *const pool_names[POOL_COUNT] = {
+    "parameters", "compute copy", "gathered parameters", "gradients", "gradients in flight", "optimizer",
+    "constants",  "statistics",   "activations",         "workspace", "communication",       "partner copy"};
+
 static void *take(Engine *e, int pool, size_t bytes) {
     return bytes > 0 ? pool_take(&e->pools[pool], bytes) : NULL;
 }
@@ -42,9 +46,18 @@ static void layout_gradients(Engine *e, int unit) {
 
 static void layout_training(Engine *e) {
     for (int u = 0; u <= e->model.table.units; u++) layout_gradients(e, u);
-    e->state.states = pool_take(&e->pools[POOL_OPTIMIZER], e->plan->memory.optimizer);
     e->work.bucket = pool_take(&e->pools[POOL_COMMUNICATION], memory_plan_buckets(&e->plan->memory));
     e->work.tie_buffer = pool_take(&e->pools[POOL_COMMUNICATION], e->plan->memory.tie);
+}
+
+/* What outlives a step. */
+static void layout_state(Engine *e) {
+    const MemoryPlan *plan = rank_memory(e->plan);
+    e->state.master = take(e, POOL_PARAMETERS, plan->parameters);
+    e->state.copy = take(e, POOL_COPY, plan->copy);
+    if (!e->plan->spec.inference)
+        e->state.states = pool_take(&e->pools[POOL_OPTIMIZER], e->plan->memory.optimizer);
+    if (e->copied) partner_layout(e);
 }
 
 /* Takes every region from its pool: first in a dry run, then for real. */
@@ -53,8 +66,7 @@ static void layout(Engine *e) {
                                         [ARENA_GATHERED] = POOL_GATHERED,
                                         [ARENA_GRADIENTS] = POOL_SLOTS};
     const MemoryPlan *plan = rank_memory(e->plan);
-    e->state.master = take(e, POOL_PARAMETERS, plan->parameters);
-    e->state.copy = take(e, POOL_COPY, plan->copy);
+    layout_state(e);
     if (!e->plan->spec.inference) layout_training(e);
     e->work.exchange = pool_take(&e->pools[POOL_COMMUNICATION], plan->exchange);
     model_layout_constants(&e->model, e->plan->spec.positions, &e->pools[POOL_CONSTANTS]);
@@ -118,6 +130,7 @@ static void allocate_tables(Engine *e) {
     e->step.sums = mem_alloc_array(units + 1, sizeof *e->step.sums);
     e->step.started = mem_alloc_array(units + 1, 1);
     e->clock.actions = mem_alloc_array((size_t)e->plan->program.count + 1, sizeof *e->clock.actions);
+    if (e->plan->copied) partner_open(e);
     for (int i = 0; i < 2 && e->device->runtime.stamp; i++)
         e->timed.times[i].step.actions =
             mem_alloc_array((size_t)e->plan->program.count, sizeof *e->clock.actions);
@@ -130,16 +143,18 @@ static void allocate_tables(Engine *e) {
 }
 
 /* Pools of what outlives a step. */
-static const int kept_pools[] = {POOL_PARAMETERS, POOL_COPY, POOL_OPTIMIZER};
+static const int kept_pools[] = {POOL_PARAMETERS, POOL_COPY, POOL_OPTIMIZER, POOL_PARTNER};
 enum { KEPT_POOLS = sizeof kept_pools / sizeof *kept_pools };
 struct EngineState {
     Pool pools[KEPT_POOLS];
-    int64_t updates;
+    OwnedState own, copied;
 };
+
+static OwnedState copied_state(const Engine *e) { return e->copied ? e->copied->state : (OwnedState){0}; }
 
 EngineState *engine_take_state(Engine *e) {
     EngineState *s = mem_alloc(sizeof *s);
-    s->updates = e->state.updates;
+    s->own = e->state, s->copied = copied_state(e);
     for (int i = 0; i < KEPT_POOLS; i++) {
         s->pools[i] = e->pools[kept_pools[i]];
         e->pools[kept_pools[i]] = (Pool){.base = NULL};
@@ -164,9 +179,34 @@ static ErrorCode give_state(Engine *e, EngineState *s, Error *err) {
         e->pools[kept_pools[i]] = s->pools[i];
         s->pools[i] = (Pool){.base = NULL};
     }
-    e->state.updates = s->updates;
+    e->state.updates = s->own.updates;
     return OK;
 }
+
+EngineState *engine_get_state(const Engine *e) {
+    EngineState *s = mem_alloc(sizeof *s);
+    s->own = e->state, s->copied = copied_state(e);
+    return s;
+}
+
+ErrorCode engine_make_state(EngineState **out, const RankPlan *plan, Device *d, int64_t updates, Error *err) {
+    Engine e = {.plan = plan, .device = d, .model = plan->model, .state.updates = updates};
+    ErrorCode code = OK;
+    if (plan->copied) partner_open(&e);
+    for (int i = 0; i < POOL_COUNT; i++) e.pools[i].name = pool_names[i];
+    layout_state(&e);
+    for (int i = 0; i < KEPT_POOLS && code == OK; i++) code = pool_commit(&e.pools[kept_pools[i]], d, err);
+    if (code == OK) layout_state(&e);
+    *out = engine_take_state(&e);
+    partner_close(&e);
+    return code;
+}
+
+ShardState engine_state_own(const EngineState *s) { return (ShardState){s->own.master, s->own.states}; }
+ShardState engine_state_copied(const EngineState *s) {
+    return (ShardState){s->copied.master, s->copied.states};
+}
+int64_t engine_state_updates(const EngineState *s) { return s->own.updates; }
 
 static ErrorCode commit_pools(Engine *e, Error *err) {
     for (int i = 0; i < POOL_COUNT; i++)
@@ -175,11 +215,8 @@ static ErrorCode commit_pools(Engine *e, Error *err) {
 }
 
 static ErrorCode allocate(Engine *e, EngineState *kept, Error *err) {
-    static const char *const names[POOL_COUNT] = {
-        "parameters", "compute copy", "gathered parameters", "gradients", "gradients in flight", "optimizer",
-        "constants",  "statistics",   "activations",         "workspace", "communication"};
     allocate_tables(e);
-    for (int i = 0; i < POOL_COUNT; i++) e->pools[i].name = names[i];
+    for (int i = 0; i < POOL_COUNT; i++) e->pools[i].name = pool_names[i];
     layout(e);
     if (kept) TRY(give_state(e, kept, err));
     TRY(commit_pools(e, err));
@@ -192,7 +229,9 @@ static ErrorCode allocate(Engine *e, EngineState *kept, Error *err) {
     if (!e->plan->spec.inference) point_owned(e);
     model_compute_constants(&e->model, e->device);
     TRY(probe_open(e, err));
-    return statistics_open(e, err);
+    TRY(statistics_open(e, err));
+    if (e->copied) e->copied->statistics = e->statistics, e->copied->work = e->work;
+    return OK;
 }
 
 ErrorCode engine_open_with(Engine **out, const RankPlan *plan, Device *d, Comm *comm, EngineState *kept,
@@ -225,6 +264,7 @@ void engine_close(Engine *e) {
     statistics_close(e);
     probe_close(e);
     dispatch_close(e);
+    partner_close(e);
     for (int i = 0; i < POOL_COUNT; i++) pool_free(&e->pools[i]);
     free(e->traffic.gathers);
     free(e->traffic.reductions);
@@ -682,6 +722,8 @@ static void execute(Execution *x) {
         double waited = e->clock.waited;
         time->start = clock_seconds() - begin;
         time_action(e, i, false);
+        if (x->options && x->options->before_action)
+            x->options->before_action(x->options->fault, x->program->actions[i].kind);
         act(x, x->program->actions[i]);
         time_action(e, i, true);
         time->end = clock_seconds() - begin;
@@ -774,12 +816,14 @@ ErrorCode engine_step(Engine *e, const Batch *batches, const StepOptions *option
     begin_times(e, &x);
     statistics_begin(&x);
     probe_begin(&x);
+    partner_receive(&x);
     execute(&x);
     e->timed.recording = NULL;
     if (e->interrupted && !goes_on_alone(&x)) {
         e->torn = x.committed;
         return ERR_PEER;
     }
+    partner_update(&x);
     probe_end(&x);
     return OK;
 }

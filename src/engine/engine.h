@@ -62,6 +62,8 @@ typedef struct StepOptions {
     int next_microbatches; /* the same for the next step */
     void (*before_update)(void *context); /* called once, when all gradients are done; or NULL */
     void *context;
+    void (*before_action)(const void *fault, ActionKind kind); /* of the step; or NULL */
+    const void *fault;                                         /* an injected one */
 } StepOptions;
 
 /* How evenly the tokens of a step were routed to experts. */
@@ -118,6 +120,21 @@ void engine_free_state(EngineState *s);    /* NULL is allowed */
 /* As engine_open. Moves what s has into the engine, unless it fails. */
 ErrorCode engine_open_with(Engine **e, const RankPlan *plan, Device *d, Comm *comm, EngineState *s,
                            Error *err);
+/* What an engine of this plan would have, to be filled; also after a failure to be freed. The compute copy of
+ * the weights is left to engine_refresh. */
+ErrorCode engine_make_state(EngineState **s, const RankPlan *plan, Device *d, int64_t updates, Error *err);
+/* The same for an engine, which keeps its memory. */
+EngineState *engine_get_state(const Engine *e);
+int64_t engine_state_updates(const EngineState *s);
+
+/* Memory of the weights and optimizer states of a rank's shards, as its plan lays it out. */
+typedef struct ShardState {
+    float *master;
+    char *states;
+} ShardState;
+/* Those of the rank itself, and the copy of another one's. */
+ShardState engine_state_own(const EngineState *s);
+ShardState engine_state_copied(const EngineState *s);
 
 void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed);
 /* Initialises the adapters only: the weights of the base come from elsewhere. */

@@ -8,6 +8,7 @@
  *     dispatch.c    DISPATCH
  *     statistics.c  scalars that the ops of a step read and figures that they compute: the waits of a step
  *     update.c      NORM, UPDATE
+ *     partner.c     the copy of another rank's state
  *     matrices.c    MATRIX_GATHER, MATRIX_SCATTER, and their part of UPDATE
  *     replay.c      a microbatch that is computed again
  *     origin.c      which rank made the first non-finite value of a step
@@ -31,6 +32,7 @@ enum {
     POOL_ACTIVATIONS,
     POOL_WORKSPACE,
     POOL_COMMUNICATION,
+    POOL_PARTNER,
     POOL_COUNT
 };
 
@@ -99,10 +101,11 @@ typedef struct Traffic {
     CommRequest *sends;               /* [2, units] the last one of each boundary */
     unsigned reductions_started[3];   /* reductions started, by their group */
     CommRequest collectives[UNIT_COLLECTIVES][COLLECTIVE_MESSAGES]; /* by row of the current unit */
-    CommRange *ranges;          /* [UNIT_COLLECTIVES, COLLECTIVE_MESSAGES, most_ranks] their ranges */
-    int most_ranks;             /* of the larger of tp and cp */
-    CommRequest matrices;       /* of MATRIX_GATHER, MATRIX_SCATTER */
-    CommRange *matrix_parts[2]; /* [ranks of tp] for each OwnerBuffer */
+    CommRange *ranges;               /* [UNIT_COLLECTIVES, COLLECTIVE_MESSAGES, most_ranks] their ranges */
+    int most_ranks;                  /* of the larger of tp and cp */
+    CommRequest matrices;            /* of MATRIX_GATHER, MATRIX_SCATTER */
+    CommRequest (*copies)[2][FLATS]; /* [units] gradients to the partner; of the rank whose copy is here */
+    CommRange *matrix_parts[2];      /* [ranks of tp] for each OwnerBuffer */
     DispatchState dispatch;
 } Traffic;
 
@@ -152,6 +155,7 @@ struct Engine {
     Progress progress;
     Targets targets;
     TensorHash hash;  /* of replays */
+    Engine *copied;   /* the copy of another rank's state (partner.c); NULL: there is none */
     bool interrupted; /* communication has failed, and can be repaired */
     bool torn;        /* engine_is_torn */
 };
@@ -297,6 +301,18 @@ bool replay_differs(Execution *x);
 
 void update_norm(Execution *x);
 void update_unit(Execution *x, int unit);
+/* Updates what the engine holds of a unit, but for matrices whose update needs other ranks. */
+void update_parameters(Engine *e, int unit);
+
+/* The copy of another rank's state. Without one these do nothing, except for open, close, and layout, which
+ * takes its memory from the pool. */
+void partner_open(Engine *e);
+void partner_close(Engine *e);
+void partner_layout(Engine *e);
+void partner_receive(Execution *x);        /* at the start of a step: from here on gradients may come */
+void partner_send(Execution *x, int unit); /* the gradients of a unit are complete */
+void partner_wait(Execution *x);           /* all have left and arrived */
+void partner_update(Execution *x);         /* after the step's updates */
 /* Arguments of the optimizer for a run of a parameter's segment, from its element `at` on. */
 UpdateRun update_run(const Engine *e, int param, ParamSegment segment, int64_t at, SegmentRun elements);
 /* Moves the average towards weights that have been updated. */

@@ -335,8 +335,14 @@ static void reduced(Execution *x, Action a, Flat flat) {
            e->step.owned[a.unit].flats[flat]);
 }
 
+/* With tied embeddings the gradient of the embedding is complete after TIE. */
+static bool waits_for_tie(const Partition *p, int unit) {
+    return p->tied && (unit == 0 || unit == p->table->units);
+}
+
 void gradients_reduced(Execution *x, Action a) {
     for (int f = 0; f < GRADIENT_FLATS; f++) reduced(x, a, (Flat)f);
+    if (a.microbatch < 0 && !waits_for_tie(&x->engine->plan->partition, a.unit)) partner_send(x, a.unit);
 }
 
 /* ---- the tied head ---- */
@@ -353,12 +359,9 @@ static void exchange(Engine *e, int peer, const float *mine, size_t bytes) {
 
 /* Adds the gradients of both uses of a tied weight after each has been reduced, embedding first, so that the
  * order does not depend on which rank holds which. */
-void gradients_tie(Execution *x) {
-    Engine *e = x->engine;
+static void add_tied(Engine *e, int64_t n) {
     const Partition *p = &e->plan->partition;
     int head = p->table->units - 1;
-    int64_t n = p->flat_shard[0][FLAT_MATRICES].count;
-    if (n == 0) return; /* the embedding is frozen */
     float *embedding = e->step.owned[0].flats[FLAT_MATRICES];
     const float *ranges[2] = {embedding, e->step.owned[p->table->units].flats[FLAT_MATRICES]};
     bool here[2] = {partition_runs(p, 0), partition_runs(p, head)};
@@ -368,4 +371,10 @@ void gradients_tie(Execution *x) {
         ranges[i] = e->work.tie_buffer;
     }
     OP(e->device, sum_partials, n, 2, ranges, embedding);
+}
+
+void gradients_tie(Execution *x) {
+    int64_t n = x->engine->plan->partition.flat_shard[0][FLAT_MATRICES].count;
+    if (n > 0) add_tied(x->engine, n); /* 0: the embedding is frozen */
+    partner_send(x, 0);
 }

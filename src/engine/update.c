@@ -77,6 +77,7 @@ void update_norm(Execution *x) {
     const StepOptions *o = x->options;
     StepRecord *record = &x->record;
     if (x->replaying || (o->replay && replay_differs(x))) {
+        partner_wait(x);
         r->skipped = true;
         return;
     }
@@ -98,6 +99,7 @@ void update_norm(Execution *x) {
     r->any = record->any, r->all = record->all;
     r->skipped = !isfinite(r->loss) || !isfinite(r->grad_norm);
     name_culprit(x);
+    partner_wait(x);
     if (!commit(x)) return;
     /* PyTorch's rule: the small constant keeps the quotient finite. */
     double coefficient = o->clip > 0 ? o->clip / (r->grad_norm + 1e-6) : 1;
@@ -192,10 +194,14 @@ static void update_parameter(Engine *e, int i) {
     }
 }
 
+void update_parameters(Engine *e, int unit) {
+    const ParamTable *t = &e->model.table;
+    for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) update_parameter(e, i);
+}
+
 /* A skipped step changes nothing, not even the optimizer's states. */
 void update_unit(Execution *x, int unit) {
-    const ParamTable *t = &x->engine->model.table;
     if (x->result->skipped) return;
-    for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) update_parameter(x->engine, i);
+    update_parameters(x->engine, unit);
     matrices_update(x, unit);
 }

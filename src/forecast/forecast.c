@@ -232,7 +232,8 @@ size_t forecast_memory(const Forecast *f, int pipe_rank) {
 
 /* Over all axes: what a rank with one network card would send. */
 static uint64_t sum_traffic(const ProgramTraffic *t) {
-    return t->pipeline + t->replicas + t->parameters + t->gradients + t->tensor + t->context + t->experts;
+    return t->pipeline + t->replicas + t->parameters + t->gradients + t->tensor + t->context + t->experts +
+           t->partner;
 }
 
 uint64_t forecast_sent(const Forecast *f, int pipe_rank) { return sum_traffic(&f->ranks[pipe_rank].traffic); }
@@ -254,7 +255,7 @@ double forecast_step(const Forecast *f) {
 
 /* ---- tables: a row for neighbouring pipeline ranks with the same figures ---- */
 
-enum { COLUMNS = 9, MEMORY_COLUMNS = 7 }; /* and one for the host, if its memory is separate */
+enum { COLUMNS = 10, MEMORY_COLUMNS = 7 }; /* and one for the host, if its memory is separate */
 
 /* Must write all COLUMNS figures of a pipeline rank, since rows are compared by their bytes. */
 typedef void Fill(const Forecast *f, int pipe_rank, double *value);
@@ -351,7 +352,7 @@ static void put_units(const Forecast *f, const Row *row, Text *out) {
 
 /* ---- memory ---- */
 
-/* Column 5 is everything else: workspace, communication, constants, statistics, staging. */
+/* Column 5 is everything else: workspace, communication, constants, statistics, staging, partner copy. */
 static void fill_memory(const Forecast *f, int pipe_rank, double *value) {
     const MemoryPlan *m = rank_memory(&f->ranks[pipe_rank].plan);
     value[0] = (double)(m->parameters + m->copy);
@@ -361,7 +362,7 @@ static void fill_memory(const Forecast *f, int pipe_rank, double *value) {
     value[4] = (double)m->arena[ARENA_ACTIVATIONS];
     value[6] = (double)forecast_memory(f, pipe_rank);
     value[7] = m->separate_memory ? (double)memory_plan_host(m) : 0;
-    value[8] = 0;
+    value[8] = value[9] = 0;
     value[5] = value[6] - value[0] - value[1] - value[2] - value[3] - value[4];
 }
 
@@ -387,6 +388,8 @@ static void put_shares(const Forecast *f, Text *out) {
     if (p->replicas > 1)
         text_printf(out, "  %d replicas hold the same; only the first one's ranks hold the copy to save\n",
                     p->replicas);
+    if (f->ranks[0].plan.copied)
+        text_puts(out, "  other includes the copy of another rank's state (recovery.partner_copy)\n");
     for (int i = 0; i < f->pipe_ranks; i++)
         if (f->ranks[i].plan.partition.tied_copy)
             text_printf(out, "  pipeline rank %d holds a second copy of the tied embedding, for the head\n",
@@ -447,7 +450,8 @@ static void fill_work(const Forecast *f, int pipe_rank, double *value) {
     value[5] = (double)r->traffic.tensor;
     value[6] = (double)r->traffic.context;
     value[7] = (double)r->traffic.experts;
-    value[8] = (double)forecast_sent(f, pipe_rank);
+    value[8] = (double)r->traffic.partner;
+    value[9] = (double)forecast_sent(f, pipe_rank);
 }
 
 /* Explains what determines the figures but is not in the table. */
@@ -481,22 +485,23 @@ void forecast_print_work(const Forecast *f, Text *out) {
     Row *rows = mem_alloc_array((size_t)f->pipe_ranks, sizeof *rows);
     const Mesh *mesh = &f->layout.mesh;
     bool tp = mesh_size(mesh, MESH_TENSOR) > 1, cp = mesh_size(mesh, MESH_CONTEXT) > 1,
-         ep = mesh_size(mesh, MESH_EXPERTS) > 1;
+         ep = mesh_size(mesh, MESH_EXPERTS) > 1, partner = f->ranks[0].traffic.partner > 0;
     int n = make_rows(f, fill_work, false, rows);
     int64_t each = f->layout.sequences * f->layout.microbatches * f->config->train.context;
     text_printf(
         out,
         "work and bytes sent of a rank in a step, %s tokens\n"
-        "  ranks             TFLOP          pp dp_replicate    dp_shard:   dp_shard:%s%s%s       total\n"
-        "                           boundaries   gradients  parameters   gradients%s%s%s\n",
+        "  ranks             TFLOP          pp dp_replicate    dp_shard:   dp_shard:%s%s%s%s       total\n"
+        "                           boundaries   gradients  parameters   gradients%s%s%s%s\n",
         text_count(each, tokens), tp ? "          tp" : "", cp ? "          cp" : "",
-        ep ? "          ep" : "", tp ? "      passes" : "", cp ? "      passes" : "",
-        ep ? "    dispatch" : "");
+        ep ? "          ep" : "", partner ? "     partner" : "", tp ? "      passes" : "",
+        cp ? "      passes" : "", ep ? "    dispatch" : "", partner ? "   gradients" : "");
     for (int i = 0; i < n; i++) {
         put_ranks(f, &rows[i], out);
         text_printf(out, " %11.4g", rows[i].value[0]);
         for (int k = 1; k < COLUMNS; k++)
-            if ((k != 5 || tp) && (k != 6 || cp) && (k != 7 || ep)) put_bytes(rows[i].value[k], out);
+            if ((k != 5 || tp) && (k != 6 || cp) && (k != 7 || ep) && (k != 8 || partner))
+                put_bytes(rows[i].value[k], out);
         text_puts(out, "\n");
     }
     free(rows);

@@ -448,13 +448,18 @@ static void plan_states(MemoryPlan *plan, const Partition *p, const ParamGroups 
     }
 }
 
-/* Updates come after all passes and reuse their scratch, which is mostly larger than what an update needs. */
-static void plan_update(MemoryPlan *plan, const Partition *p, const ParamGroups *g) {
+/* Scratch for the updates of parameters that a rank updates by itself. */
+static void plan_update_alone(MemoryPlan *plan, const Partition *p, const ParamGroups *g) {
     for (int i = 0; i < p->table->count; i++) {
         const Param *param = &p->table->params[i];
         bool alone = partition_segment(p, param).count > 0 && owner_of_matrices(p, i) < 0;
         plan->scratch = most_of(plan->scratch, alone ? pool_round(param_scratch_bytes(g, i, param)) : 0);
     }
+}
+
+/* Updates come after all passes and reuse their scratch, which is mostly larger than what an update needs. */
+static void plan_update(MemoryPlan *plan, const Partition *p, const ParamGroups *g) {
+    plan_update_alone(plan, p, g);
     for (int u = 0; u < p->table->units; u++) plan->scratch = most_of(plan->scratch, owners_scratch(p, g, u));
 }
 
@@ -466,6 +471,25 @@ static void plan_training(MemoryPlan *plan, const Program *p, const ParamGroups 
         plan->gradients += gradient_partials_bytes(p, u);
     }
     plan_states(plan, p->partition, optimizer);
+}
+
+int64_t gradient_updated(const Partition *p, int unit, Flat flat) {
+    bool copy = unit == 0 && p->tied_copy && flat == FLAT_MATRICES;
+    return partition_runs(p, unit) || copy ? p->flat_shard[unit][flat].count : 0;
+}
+
+void memory_plan_add_partner(MemoryPlan *plan, const Partition *of, const ParamGroups *g,
+                             const MemoryPlan *memory) {
+    plan->partner.parameters = memory->parameters;
+    plan->partner.optimizer = memory->optimizer;
+    for (int u = 0; u < of->table->units; u++)
+        for (int f = 0; f < GRADIENT_FLATS; f++)
+            plan->partner.gradients += pool_round((size_t)gradient_updated(of, u, (Flat)f) * sizeof(float));
+    plan_update_alone(plan, of, g);
+}
+
+size_t memory_plan_partner(const MemoryPlan *plan) {
+    return plan->partner.parameters + plan->partner.optimizer + plan->partner.gradients;
 }
 
 /* Two slots for each unit and microbatch, and two for each parameter. */
@@ -525,7 +549,7 @@ const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int un
 }
 
 /* The pools that the engine allocates. */
-enum { POOLS = 11 };
+enum { POOLS = 12 };
 static void list_pools(const MemoryPlan *plan, size_t out[POOLS]) {
     const size_t pools[POOLS] = {plan->parameters,
                                  plan->copy,
@@ -537,7 +561,8 @@ static void list_pools(const MemoryPlan *plan, size_t out[POOLS]) {
                                  plan->statistics,
                                  plan->arena[ARENA_ACTIVATIONS],
                                  plan->stash + plan->scratch + plan->device_scratch,
-                                 memory_plan_communication(plan)};
+                                 memory_plan_communication(plan),
+                                 memory_plan_partner(plan)};
     memcpy(out, pools, sizeof pools);
 }
 
@@ -621,6 +646,8 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     if (plan->optimizer) param_groups_name_states(g, &states);
     row(plan, out, "optimizer", plan->optimizer, states.data);
     text_free(&states);
+    row(plan, out, "partner copy", memory_plan_partner(plan),
+        "of another rank: master weights, optimizer states, gradients of a step");
     snprintf(note, sizeof note, "%d buffers, %lld tokens a microbatch, %s",
              buffers_of(plan, ARENA_ACTIVATIONS), (long long)m->tokens, policy[m->recompute]);
     row(plan, out, "activations", plan->arena[ARENA_ACTIVATIONS], note);

@@ -111,6 +111,10 @@ typedef struct MemoryPlan {
     size_t tie;       /* the shard of a tied gradient that the other rank sends */
     size_t exchange;  /* workspace of the sums over tp or cp inside passes */
     size_t device_scratch;
+    /* Copy of another rank's state, and its gradients of a step (recovery.partner_copy). */
+    struct {
+        size_t parameters, optimizer, gradients;
+    } partner;
     bool separate_memory; /* pools are in the device's own memory, not in the host's */
     size_t granularity;   /* Device.granularity */
     size_t staging;       /* on the host, outside the pools: copy for checkpoints written during training */
@@ -162,6 +166,14 @@ bool gradient_sums_are_unsharded(const Program *p);
 size_t gradient_sum_bytes(const Program *p, int unit, Flat flat);
 size_t gradient_owned_bytes(const Program *p, int unit, Flat flat);
 
+/* Elements of this rank's gradient of a flat that its updates read. With a tied copy of the embedding, that
+ * is the sum which TIE makes. */
+int64_t gradient_updated(const Partition *p, int unit, Flat flat);
+/* Adds the copy of the state of another rank, with this partition and memory. */
+void memory_plan_add_partner(MemoryPlan *plan, const Partition *of, const ParamGroups *g,
+                             const MemoryPlan *memory);
+
+size_t memory_plan_partner(const MemoryPlan *plan);
 size_t memory_plan_buckets(const MemoryPlan *plan); /* of collectives */
 size_t memory_plan_communication(const MemoryPlan *plan);
 size_t memory_plan_pools(const MemoryPlan *plan);

@@ -66,6 +66,7 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .reshard = (Reshard)c->train.reshard,
                       .optimizer = &c->optimizer,
                       .batches = rank_batch_bytes(c, l),
+                      .partner_copy = c->recovery.partner_copy,
                       .staged = !config_saves_async(c)              ? 0
                                 : c->checkpoint.dtype == STORE_BF16 ? 2
                                                                     : 1};
@@ -161,6 +162,25 @@ static ErrorCode plan_training(RankPlan *p, const Layout *l, DeviceTraits traits
     enlarge_arenas(p, &p->evaluation_memory);
     p->smaller = mem_alloc_array((size_t)l->smaller_count, sizeof *p->smaller);
     for (int i = 0; i < l->smaller_count; i++) TRY(plan_smaller(p, &l->smaller[i], traits, err));
+    return OK;
+}
+
+/* The partner makes the updates of its copy, and so needs all that they read: the state and the gradients of
+ * one rank. */
+static ErrorCode plan_partner(RankPlan *p, const RankSpec *spec, const Layout *l, const Device *d,
+                              Error *err) {
+    RankSpec other = *spec;
+    if (!spec->partner_copy || l->mesh.world == 1) return OK;
+    if (p->partition.owners)
+        return error_set(err, ERR_CONFIG,
+                         "recovery.partner_copy: an optimizer of whole matrices updates those that mesh.tp "
+                         "%d shards with the help of other ranks, which a partner does not have: set mesh.tp "
+                         "to 1, another optimizer, or recovery.partner_copy=false",
+                         p->partition.tensors);
+    other.partner_copy = false;
+    p->copied = mem_alloc(sizeof *p->copied);
+    TRY(rank_plan(p->copied, &other, l, mesh_partner_of(&l->mesh, p->rank), d, err));
+    memory_plan_add_partner(&p->memory, &p->copied->partition, &p->copied->groups, &p->copied->memory);
     return OK;
 }
 
@@ -310,7 +330,9 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                                                      .granularity = traits.granularity,
                                                      .pinned = traits.pinned,
                                                      .inference = spec->inference});
-    return spec->inference ? OK : plan_training(p, l, traits, err);
+    if (spec->inference) return OK;
+    TRY(plan_training(p, l, traits, err));
+    return plan_partner(p, spec, l, d, err);
 }
 
 /* Shards are even unless matrices stay whole, so a second plan is rarely needed. */
@@ -334,6 +356,8 @@ void rank_plan_free(RankPlan *p) {
         program_free(&p->smaller[i].program);
     }
     free(p->smaller);
+    if (p->copied) rank_plan_free(p->copied);
+    free(p->copied);
     partition_free(&p->partition);
     param_groups_free(&p->groups);
     model_free(&p->model);
@@ -344,4 +368,19 @@ const MemoryPlan *rank_memory(const RankPlan *p) {
     return p->spec.inference ? &p->evaluation_memory : &p->memory;
 }
 
-ProgramTraffic rank_traffic(const RankPlan *p) { return program_traffic(&p->program, &p->model); }
+/* The messages with which a rank sends its gradients to its partner: one for each flat of a unit. */
+static uint64_t partner_traffic(const RankPlan *p) {
+    uint64_t sum = 0;
+    for (int u = 0; p->copied && u < p->partition.table->units; u++)
+        for (int f = 0; f < GRADIENT_FLATS; f++) {
+            uint64_t count = (uint64_t)gradient_updated(&p->partition, u, (Flat)f);
+            sum += count > 0 ? COMM_HEADER + count * sizeof(float) : 0;
+        }
+    return sum;
+}
+
+ProgramTraffic rank_traffic(const RankPlan *p) {
+    ProgramTraffic t = program_traffic(&p->program, &p->model);
+    t.partner = partner_traffic(p);
+    return t;
+}

@@ -46,6 +46,7 @@ typedef struct RankSpec {
     /* fp32 copies of the elements that a rank counts, held on the host while a checkpoint with optimizer
      * states is written; 0: none */
     int staged;
+    bool partner_copy; /* this rank holds a copy of another one's state: recovery.partner_copy */
 } RankSpec;
 
 /* A step of fewer microbatches (train.rampup_start). It runs in the memory of a full step. */
@@ -64,7 +65,8 @@ typedef struct RankPlan {
     Program program, evaluation; /* a training step (none for inference); one microbatch, forward only */
     MemoryPlan memory, evaluation_memory; /* evaluation runs in the memory of training */
     int smaller_count;
-    StepPlan *smaller; /* [smaller_count] */
+    StepPlan *smaller;       /* [smaller_count] */
+    struct RankPlan *copied; /* of the rank whose state this one holds a copy of; NULL: of none */
 } RankPlan;
 
 /* The adapters that the configuration asks for. */

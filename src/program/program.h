@@ -249,6 +249,7 @@ typedef struct ProgramTraffic {
     uint64_t context; /* over cp: collectives of passes */
     /* Over ep: dispatches, assuming balanced experts; a step's real bytes depend on its tokens. */
     uint64_t experts;
+    uint64_t partner; /* gradients to the partner's copy; no action does this (plan/rank.h) */
 } ProgramTraffic;
 ProgramTraffic program_traffic(const Program *p, const Model *m);
 /* Bytes that a GATHER, REDUCE_SCATTER or ALL_REDUCE sends for one flat: exactly what the links count

@@ -349,6 +349,8 @@ static ErrorCode agree_on_copies(Trainer *t, Error *err) {
     bool products = param_groups_need_matrices(&t->rank.groups) ||
                     (p->tensors > 1 && (shape->num_experts > 0 || shape->kv_lora_rank > 0));
     int stages = p->tied ? 1 : mesh_size(&p->mesh, MESH_PIPELINE);
+    /* Any rank may be the partner of another one, and makes its updates. */
+    if (t->rank.copied) return agree_on_rounding(t->comm, &t->device, products, 0, 1, err);
     return partition_has_copies(p)
                ? agree_on_rounding(t->comm, &t->device, products, stages > 1 ? p->pipe : 0, stages, err)
                : OK;
@@ -601,6 +603,7 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     TRY(open_engine(t, set, err));
     run_enter(t, PHASE_LOADING);
     TRY(begin_or_resume(t, set, err));
+    TRY(partner_fill(t, err));
     run_enter(t, PHASE_RECORDS);
     TOGETHER(t, t->is_rank0 ? write_config(t, set, err) : OK);
     return open_records(t, set, err);
@@ -637,6 +640,7 @@ ErrorCode run_begin_again(Trainer *t, OptionSet *set, Error *err) {
     TRY(look_for_directory(t, err));
     TOGETHER(t, plan_rank(t, err));
     TRY(make_engine(t, t->recovery.state, err));
+    engine_refresh(t->engine); /* weights may have come from other ranks */
     run_enter(t, PHASE_LOADING);
     if (!t->mirror) TOGETHER(t, open_mirror(t, err));
     TOGETHER(t, saver_open(&t->saver, t->c, set, &t->facts, t->engine, t->comm, t->tokenizer, -1, err));

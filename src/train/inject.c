@@ -58,10 +58,11 @@ typedef enum Key {
     KEY_KINDS,
     KEY_MICROBATCH,
     KEY_WHAT,
+    KEY_ACTION,
     KEYS
 } Key;
-static const char *const key_names[KEYS] = {"rank", "step",  "attempt", "phase",      "seed",
-                                            "ms",   "count", "kinds",   "microbatch", "what"};
+static const char *const key_names[KEYS] = {"rank",  "step",  "attempt",    "phase", "seed",  "ms",
+                                            "count", "kinds", "microbatch", "what",  "action"};
 
 /* One clause of the text: "kind:key=value,...". */
 typedef struct Clause {
@@ -139,6 +140,14 @@ static ErrorCode read_what(Clause *p, const char *text, size_t length, Error *er
                                          "moments");
 }
 
+static ErrorCode read_action(Clause *p, const char *text, size_t length, Error *err) {
+    for (int i = 0; i < ACT_KINDS; i++) {
+        p->values[KEY_ACTION] = i;
+        if (same(action_name((ActionKind)i), text, length)) return OK;
+    }
+    return refuse(p, err, "there is no such action: weft plan --program lists them, as FWD, NORM, UPDATE");
+}
+
 /* At most sixteen digits, so nothing overflows. */
 static ErrorCode read_number(Clause *p, Key key, const char *text, size_t length, Error *err) {
     int64_t value = 0;
@@ -160,6 +169,7 @@ static bool belongs(const Clause *p, Key key) {
     case KEY_STEP:
     case KEY_ATTEMPT: return !random;
     case KEY_PHASE: return p->kind == FAULT_KILL || p->kind == FAULT_STOP || p->kind == FAULT_SLOW;
+    case KEY_ACTION: return p->kind == FAULT_KILL || p->kind == FAULT_STOP;
     case KEY_SEED: return random || p->kind == FAULT_BITFLIP || p->kind == FAULT_NAN;
     case KEY_MICROBATCH:
     case KEY_WHAT: return p->kind == FAULT_NAN || p->kind == FAULT_BITFLIP;
@@ -180,7 +190,7 @@ static ErrorCode read_pair(Clause *p, const char *text, size_t length, Error *er
     if (!equals || key == KEYS)
         return refuse(p, err,
                       "expected kind:key=value,... with the keys rank, step, attempt, phase, seed, ms, "
-                      "microbatch, what, or count, kinds");
+                      "microbatch, what, action, or count, kinds");
     if (!belongs(p, (Key)key)) return refuse(p, err, "a key that this kind of fault does not have");
     if (p->given[key]) return refuse(p, err, "a key is given twice");
     p->given[key] = true;
@@ -188,12 +198,15 @@ static ErrorCode read_pair(Clause *p, const char *text, size_t length, Error *er
     if (key == KEY_KINDS) return read_kinds(p, equals + 1, rest, err);
     if (key == KEY_PHASE) return read_phase(p, equals + 1, rest, err);
     if (key == KEY_WHAT) return read_what(p, equals + 1, rest, err);
+    if (key == KEY_ACTION) return read_action(p, equals + 1, rest, err);
     return read_number(p, (Key)key, equals + 1, rest, err);
 }
 
 /* Defaults: a second, one fault, gradients (of a bit: weights), rank 0, attempt 0, microbatch 0. */
 static ErrorCode read_clause(Clause *p, const char *text, size_t length, Error *err) {
-    *p = (Clause){.text = text, .length = length, .values = {[KEY_MS] = 1000, [KEY_COUNT] = 1}};
+    *p = (Clause){.text = text,
+                  .length = length,
+                  .values = {[KEY_MS] = 1000, [KEY_COUNT] = 1, [KEY_ACTION] = ACT_KINDS}};
     const char *colon = memchr(text, ':', length), *end = text + length;
     size_t name = colon ? (size_t)(colon - text) : length;
     p->kind = same("random", text, name) ? FAULT_KINDS : find_kind(text, name);
@@ -215,6 +228,7 @@ static ErrorCode add_fault(Inject *in, const Clause *p, int ranks, int64_t steps
     const int64_t *v = p->values;
     bool in_phase = p->given[KEY_PHASE], in_step = p->given[KEY_STEP];
     if (!in_step && !in_phase) return refuse(p, err, "step=N is missing");
+    if (in_phase && p->given[KEY_ACTION]) return refuse(p, err, "actions are in steps, not in a phase");
     snprintf(why, sizeof why, "the run has ranks 0 to %d and steps 1 to %" PRId64, ranks - 1, steps);
     if (v[KEY_RANK] >= ranks || (in_step && v[KEY_STEP] < 1) || v[KEY_STEP] > steps)
         return refuse(p, err, why);
@@ -226,6 +240,7 @@ static ErrorCode add_fault(Inject *in, const Clause *p, int ranks, int64_t steps
                                       .phase = in_phase ? (Phase)v[KEY_PHASE] : PHASE_STEPS,
                                       .step = v[KEY_STEP],
                                       .ms = v[KEY_MS],
+                                      .action = (ActionKind)v[KEY_ACTION],
                                       .place = (FaultPlace)v[KEY_WHAT],
                                       .microbatch = (int)v[KEY_MICROBATCH],
                                       .seed = (uint64_t)v[KEY_SEED]};
@@ -266,6 +281,7 @@ static void draw_faults(Fault *faults, const Clause *p, int64_t count, int ranks
                     .rank = (int)(rng_u64(key, draw + 1) % (uint64_t)ranks),
                     .step = 1 + (int64_t)rng_permute(key, (uint64_t)steps, (uint64_t)i % (uint64_t)steps),
                     .phase = PHASE_STEPS,
+                    .action = ACT_KINDS,
                     .ms = p->values[KEY_MS],
                     .seed = rng_u64(key, draw + 2)};
     }
@@ -420,6 +436,12 @@ static void poison(const Fault *f, StepOptions *options) {
     options->poison_index = inject_index(f, UINT64_MAX);
 }
 
+/* Called by the engine before each action. */
+static void strike(const void *fault, ActionKind action) {
+    const Fault *f = fault;
+    if (f->action == action) inject_process_fault(f);
+}
+
 /* Logs first: a rank that kills itself prints nothing afterwards. */
 static void inject_one(const Fault *f, Engine *e, StepOptions *options) {
     char where[160] = "";
@@ -430,9 +452,13 @@ static void inject_one(const Fault *f, Engine *e, StepOptions *options) {
         poison(f, options);
         snprintf(where, sizeof where, "in %s of microbatch %d", place_names[f->place], f->microbatch);
     }
+    if (f->action < ACT_KINDS) {
+        options->before_action = strike, options->fault = f;
+        snprintf(where, sizeof where, "at %s", action_name(f->action));
+    }
     log_warn("injected on rank %d, before step %lld: %s%s%s", f->rank, (long long)f->step,
              fault_name(f->kind), where[0] ? ", " : "", where);
-    inject_process_fault(f);
+    if (f->action == ACT_KINDS) inject_process_fault(f);
 }
 
 /* In the order of the text. */

@@ -1,6 +1,8 @@
 /* Faults injected into a run, to test how it handles them.
  *
  *     kill:rank=1,step=7          the rank kills itself (SIGKILL)
+ *     kill:rank=1,step=7,action=UPDATE    the same inside the step, before the first action of this kind (the
+ *                                 names are those of weft plan --program); also stop
  *     stop:rank=2,step=5          it stops (SIGSTOP) and no longer answers
  *     nan:rank=0,step=3           a NaN among its gradients; what=activations: in an output of its passes; of
  *                                 microbatch 0, or microbatch=M
@@ -52,9 +54,10 @@ typedef enum FaultPlace {
 typedef struct Fault {
     FaultKind kind;
     int rank, attempt;
-    Phase phase;  /* PHASE_STEPS: before a step */
-    int64_t step; /* 1-based; in another phase, 0: when it is first entered */
-    int64_t ms;   /* duration of slow */
+    Phase phase;       /* PHASE_STEPS: before a step */
+    int64_t step;      /* 1-based; in another phase, 0: when it is first entered */
+    ActionKind action; /* within the step, before the first action of this kind; ACT_KINDS: before the step */
+    int64_t ms;        /* duration of slow */
     FaultPlace place;
     int microbatch; /* in which something becomes wrong */
     uint64_t seed;

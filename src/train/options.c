@@ -223,4 +223,9 @@ const Option check_options[] = {
         "When a rank dies: restart ends the run, which goes on from its last checkpoint once it is started "
         "again; in_place goes on with the ranks that are left, in the same step "
         "(docs/use/in-place-recovery.md)."),
+    /* Another place for the same bytes, so nothing about the curve depends on it either. */
+    BOOL(
+        "recovery.partner_copy", recovery.partner_copy, "false", NOTHING,
+        "With recovery.mode: in_place and mesh.dp_replicate 1: keep a copy of each rank's master weights and "
+        "optimizer states in the memory of another rank, from which the others restore them when it dies."),
     TABLE_END};

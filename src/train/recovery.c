@@ -4,12 +4,14 @@
  *       |  close      everything that belongs to the mesh; the weights stay (engine_take_state)
  *       |  repair     comm_repair: the ranks that live
  *       |  facts      to which step can all of them go back? has anybody half an update?
- *       |  choose     a mesh with fewer replicas; ranks without a place in it leave, and repair comes again
+ *       |  choose     a mesh with fewer replicas, or a smaller one from partner copies (partner.c); ranks
+ *       |             without a place in it leave, and repair comes again
  *       |  begin      run_begin_again: plan, engine with these weights, saver, records
  *     loop
  *
  * It is a restart inside the process: what a start does from a checkpoint, it does from memory, by the same
- * functions. Weights need not be sent: a rank keeps its coordinates but for dp_replicate, and so its shards.
+ * functions. With replicas weights need not be sent: a rank keeps its coordinates but for dp_replicate, and
+ * so its shards.
  *
  * V1. A step is made by all living ranks or by none (comm_commit, at the end of NORM). V2. A recovery goes
  * back to the start of the earliest step that some rank had not finished with everything after it: records,
@@ -86,12 +88,16 @@ ErrorCode recovery_open(Trainer *t, Error *err) {
     if (!r->possible) return why.code == ERR_UNAVAILABLE ? OK : (*err = why).code;
     TRY(mesh_build(&r->mesh, &t->c->mesh, comm_size(t->comm), err));
     r->numbers = mem_alloc_array((size_t)comm_size(t->comm), sizeof *r->numbers);
-    for (int p = 0; p < comm_size(t->comm); p++) r->numbers[p] = p;
+    r->names = mem_alloc_array((size_t)comm_size(t->comm), sizeof *r->names);
+    for (int p = 0; p < comm_size(t->comm); p++) r->numbers[p] = r->names[p] = p;
     return OK;
 }
 
 void recovery_close(Trainer *t) {
     free(t->recovery.numbers);
+    free(t->recovery.names);
+    redistribute_close(t->recovery.moving);
+    layout_free(&t->recovery.layout);
     engine_free_state(t->recovery.state);
 }
 
@@ -182,18 +188,22 @@ static void close_mesh(Trainer *t) {
         r->state = engine_take_state(t->engine);
         engine_close(t->engine);
         t->engine = NULL;
+        layout_free(&r->layout);
+        r->layout = t->layout;
+        t->layout = (Layout){.sequences = 0};
     }
     rank_plan_free(&t->rank);
     layout_free(&t->layout);
 }
 
-static void list_rank(Text *list, int number) { text_printf(list, "%s%d", list->length ? ", " : "", number); }
+static void list_rank(Text *list, int name) { text_printf(list, "%s%d", list->length ? ", " : "", name); }
 
 /* The ranks that go in one recovery, and what it has cost so far. It lives through deaths during the
  * recovery, which begin it again. */
 typedef struct Gone {
     Text died, left;        /* ranks in words; left: for want of a place in the mesh */
     int ranks;              /* that t->peak_flops is of */
+    int replicas;           /* of the mesh that goes on */
     double noticed;         /* clock */
     double repaired, begun; /* seconds, in all attempts: until the ranks of the new mesh are known; from then
                                 until the run can go on */
@@ -212,7 +222,7 @@ static void take_repair(Recovery *r, const CommRepair *now, Gone *gone) {
         if (p < now->size && now->old_ranks[p] == old)
             r->numbers[p++] = number;
         else if (number != LEAVES)
-            list_rank(&gone->died, number);
+            list_rank(&gone->died, r->names[number]);
     }
 }
 
@@ -269,15 +279,46 @@ static void take_places(Trainer *t, const int *chosen, int size, Gone *gone) {
             continue;
         }
         if (p == comm_rank(t->comm)) leave();
-        list_rank(&gone->left, r->numbers[p]);
+        list_rank(&gone->left, r->names[r->numbers[p]]);
         r->numbers[p] = LEAVES;
     }
+}
+
+/* Ranks of the mesh with fewer replicas leave or stay. */
+static ErrorCode drop_replicas(Trainer *t, const Facts *f, bool *whole, Gone *gone, Error *err) {
+    int *chosen = mem_alloc_array((size_t)comm_size(t->comm), sizeof *chosen);
+    gone->replicas = choose(t, chosen);
+    int size = mesh_of_replicas(&t->recovery.mesh, gone->replicas).world;
+    *whole = size == comm_size(t->comm);
+    if (gone->replicas > 0) take_places(t, chosen, size, gone);
+    free(chosen);
+    if (gone->replicas > 0) return OK;
+    return refuse(t, f, gone, "they make no whole replica, or a step cannot be divided among those there are",
+                  err);
+}
+
+/* With partner copies: unless it was done already, and those without a place in the new mesh have left. */
+static ErrorCode make_smaller_mesh(Trainer *t, const Facts *f, bool *whole, Gone *gone, Error *err) {
+    Recovery *r = &t->recovery;
+    MeshOptions next;
+    gone->replicas = 1;
+    *whole = comm_size(t->comm) == r->mesh.world;
+    if (*whole) return OK;
+    const char *problem = partner_find_mesh(t, &next);
+    if (problem) return refuse(t, f, gone, problem, err);
+    TRY(partner_restore(t, &next, err));
+    int *chosen = mem_alloc_array((size_t)comm_size(t->comm), sizeof *chosen);
+    for (int p = 0; p < r->mesh.world; p++) chosen[p] = p;
+    *whole = comm_size(t->comm) == r->mesh.world;
+    take_places(t, chosen, r->mesh.world, gone);
+    free(chosen);
+    return OK;
 }
 
 /* Finds the facts and the mesh of those that are left. *whole: no rank has left for want of a place;
  * otherwise the repair comes again, which waits until they are gone. Nobody acts on the facts before all
  * have them: the next repair would interrupt the others. */
-static ErrorCode choose_ranks(Trainer *t, Facts *f, int *replicas, bool *whole, Gone *gone, Error *err) {
+static ErrorCode choose_ranks(Trainer *t, Facts *f, bool *whole, Gone *gone, Error *err) {
     find_hung(t, gone);
     *f = facts_of(t, &gone->found);
     TRY(comm_combine(t->comm, f, sizeof *f, combine, err));
@@ -285,37 +326,44 @@ static ErrorCode choose_ranks(Trainer *t, Facts *f, int *replicas, bool *whole, 
     take_hung(gone, &f->hung);
     const char *problem = find_problem(f);
     if (problem) return refuse(t, f, gone, problem, err);
-    int *chosen = mem_alloc_array((size_t)comm_size(t->comm), sizeof *chosen);
-    *replicas = choose(t, chosen);
-    int size = mesh_of_replicas(&t->recovery.mesh, *replicas).world;
-    *whole = size == comm_size(t->comm);
-    if (*replicas > 0) take_places(t, chosen, size, gone);
-    free(chosen);
-    if (*replicas > 0) return OK;
-    return refuse(t, f, gone, "they make no whole replica, or a step cannot be divided among those there are",
-                  err);
+    return (t->c->recovery.partner_copy ? make_smaller_mesh : drop_replicas)(t, f, whole, gone, err);
 }
 
-static ErrorCode settle_ranks(Trainer *t, Facts *f, int *replicas, Gone *gone, Error *err) {
+static ErrorCode settle_ranks(Trainer *t, Facts *f, Gone *gone, Error *err) {
     bool whole = false;
     while (!whole) {
         CommRepair now;
         TRY(comm_repair(t->comm, &now, err));
+        redistribute_close(t->recovery.moving);
+        t->recovery.moving = NULL;
         take_repair(&t->recovery, &now, gone);
         close_mesh(t);
-        ErrorCode code = choose_ranks(t, f, replicas, &whole, gone, err);
+        ErrorCode code = choose_ranks(t, f, &whole, gone, err);
         if (code != OK && !recovery_can(t)) return code;
+        whole &= code == OK;
     }
     return OK;
 }
 
-/* Other replicas share the step's samples differently. */
-static ErrorCode change_mesh(OptionSet *set, const Config *c, int replicas, Error *err) {
+static ErrorCode change_degree(OptionSet *set, const char *key, int64_t now, int64_t degree, Error *err) {
     char number[16];
-    const char *why = "the replicas that are left";
-    snprintf(number, sizeof number, "%d", replicas);
-    TRY(options_derive(set, "mesh.dp_replicate", number, why, err));
-    return c->pipeline.microbatches > 0 ? options_derive(set, "pipeline.microbatches", "0", why, err) : OK;
+    snprintf(number, sizeof number, "%lld", (long long)degree);
+    return now == degree ? OK : options_derive(set, key, number, "the ranks that are left", err);
+}
+
+/* In another mesh the step's samples are shared differently. */
+static ErrorCode change_mesh(const Recovery *r, OptionSet *set, const Config *c, int replicas, Error *err) {
+    const MeshOptions was = c->mesh;
+    TRY(change_degree(set, "mesh.dp_replicate", was.dp_replicate, replicas, err));
+    if (c->recovery.partner_copy) {
+        MeshOptions now = mesh_degrees(&r->mesh);
+        TRY(change_degree(set, "mesh.pp", was.pp, now.pp, err));
+        TRY(change_degree(set, "mesh.dp_shard", was.dp_shard, now.dp_shard, err));
+        TRY(change_degree(set, "mesh.cp", was.cp, now.cp, err));
+        TRY(change_degree(set, "mesh.tp", was.tp, now.tp, err));
+        TRY(change_degree(set, "mesh.ep", was.ep, now.ep, err));
+    }
+    return change_degree(set, "pipeline.microbatches", c->pipeline.microbatches, 0, err);
 }
 
 static void go_back_to(Trainer *t, int64_t step) {
@@ -325,17 +373,29 @@ static void go_back_to(Trainer *t, int64_t step) {
     go_back(t, to);
 }
 
-static ErrorCode record_recovery(Trainer *t, const Gone *gone, int replicas, Error *err) {
-    char detail[800], left[160] = "";
+/* What is left of a mesh: of replicas, or of all axes. */
+static void name_mesh(const Trainer *t, const Gone *gone, char *out, size_t size) {
+    const MeshOptions m = mesh_degrees(&t->layout.mesh);
+    if (t->c->recovery.partner_copy)
+        snprintf(out, size, "mesh.pp %lld, dp_shard %lld, cp %lld, tp %lld, ep %lld", (long long)m.pp,
+                 (long long)m.dp_shard, (long long)m.cp, (long long)m.tp, (long long)m.ep);
+    else
+        snprintf(out, size, "dp_replicate %d", gone->replicas);
+}
+
+static ErrorCode record_recovery(Trainer *t, const Gone *gone, Error *err) {
+    char detail[800], left[160] = "", mesh[80];
     double seconds = clock_seconds() - gone->noticed;
     if (gone->left.length)
-        snprintf(left, sizeof left, "; rank %.100s left, which no replica needs", gone->left.data);
-    snprintf(detail, sizeof detail, "rank %.100s died %s step %lld; %d ranks go on with dp_replicate %d%s%s",
+        snprintf(left, sizeof left, "; rank %.100s left, which %s", gone->left.data,
+                 t->c->recovery.partner_copy ? "has no place in this mesh" : "no replica needs");
+    name_mesh(t, gone, mesh, sizeof mesh);
+    snprintf(detail, sizeof detail, "rank %.100s died %s step %lld; %d ranks go on with %s%s%s",
              gone->died.length ? gone->died.data : "?", recovery_made(t) ? "after the update of" : "in",
-             (long long)t->state.step + 1, comm_size(t->comm), replicas, left, hung_in_words(gone));
+             (long long)t->state.step + 1, comm_size(t->comm), mesh, left, hung_in_words(gone));
     if (t->is_rank0) log_warn("%s; recovered in %.3f s", detail, seconds);
     const JournalFact facts[] = {{"ranks", comm_size(t->comm)},
-                                 {"dp_replicate", replicas},
+                                 {"dp_replicate", gone->replicas},
                                  {"seconds", seconds},
                                  {"into_step_seconds", gone->into_step},
                                  {"repair_seconds", gone->repaired},
@@ -345,22 +405,22 @@ static ErrorCode record_recovery(Trainer *t, const Gone *gone, int replicas, Err
     return record_event(t, JOURNAL_RECOVERED, t->state.step, detail, facts, err);
 }
 
-static ErrorCode settle(Trainer *t, Facts *f, int *replicas, Gone *gone, Error *err) {
+static ErrorCode settle(Trainer *t, Facts *f, Gone *gone, Error *err) {
     double from = clock_seconds();
     console_clear();
     activity_engine(t->activity, NULL);
     stop_saver(t);
-    ErrorCode code = settle_ranks(t, f, replicas, gone, err);
+    ErrorCode code = settle_ranks(t, f, gone, err);
     gone->repaired += clock_seconds() - from;
     return code;
 }
 
-static ErrorCode begin(Trainer *t, OptionSet *set, const Facts *f, int replicas, Gone *gone, Error *err) {
+static ErrorCode begin(Trainer *t, OptionSet *set, const Facts *f, Gone *gone, Error *err) {
     double from = clock_seconds();
     t->recovery.count++;
     t->recovery.owes_save = f->saving > 0;
     go_back_to(t, f->started);
-    TRY(change_mesh(set, t->c, replicas, err));
+    TRY(change_mesh(&t->recovery, set, t->c, gone->replicas, err));
     ErrorCode code = run_begin_again(t, set, err);
     gone->begun += clock_seconds() - from;
     return code;
@@ -369,15 +429,14 @@ static ErrorCode begin(Trainer *t, OptionSet *set, const Facts *f, int replicas,
 static ErrorCode recover(Trainer *t, OptionSet *set, Gone *gone, Error *err) {
     Recovery *r = &t->recovery;
     Facts f;
-    int replicas = 0;
-    TRY(settle(t, &f, &replicas, gone, err));
-    TRY(begin(t, set, &f, replicas, gone, err));
+    TRY(settle(t, &f, gone, err));
+    TRY(begin(t, set, &f, gone, err));
     engine_free_state(r->state);
     r->state = NULL;
     t->peak_flops *= (double)comm_size(t->comm) / gone->ranks;
     gone->ranks = comm_size(t->comm);
     metrics_window_pause(&t->window, clock_seconds() - gone->noticed);
-    return record_recovery(t, gone, replicas, err);
+    return record_recovery(t, gone, err);
 }
 
 /* A death during a recovery begins it again. All who died are named, and all of the time is counted. */

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "checkpoint/mirror.h"
 #include "engine/evaluate.h"
+#include "engine/redistribute.h"
 #include "engine/replicas.h"
 #include "observe/audit.h"
 #include "observe/goodput.h"
@@ -78,17 +79,20 @@ typedef struct MadeStep {
 
 /* Going on without ranks that died (recovery.c). */
 typedef struct Recovery {
-    bool possible;      /* recovery.mode in_place, and comm_allow_repair has agreed */
-    bool refused;       /* all ranks know that the run cannot go on without those that died */
-    int count;          /* recoveries so far */
-    int own;            /* number of this rank when the run began, which injected faults go by */
-    Mesh mesh;          /* when the run began, */
-    int *numbers;       /* [ranks] and which of its ranks each one of now was */
-    bool torn;          /* this rank has half an update */
-    bool owes_save;     /* a save was given up */
-    EngineState *state; /* while there is no engine */
-    Progress before[2]; /* at the start of the step under way, and of the one before */
-    double marked;      /* clock at the start of the step under way */
+    bool possible;          /* recovery.mode in_place, and comm_allow_repair has agreed */
+    bool refused;           /* all ranks know that the run cannot go on without those that died */
+    int count;              /* recoveries so far */
+    int own;                /* number of this rank when the run began, which injected faults go by */
+    Mesh mesh;              /* when the run began, or shards were last redistributed (partner copies), ... */
+    int *numbers;           /* [ranks] and which of its ranks each one of now was */
+    int *names;             /* [ranks of mesh] their numbers when the run began, for messages */
+    bool torn;              /* this rank has half an update */
+    bool owes_save;         /* a save was given up */
+    EngineState *state;     /* while there is no engine */
+    Layout layout;          /* with partner copies: that of the shards in `state` */
+    Redistribution *moving; /* of one that failed: its memory may be written to until the next repair */
+    Progress before[2];     /* at the start of the step under way, and of the one before */
+    double marked;          /* clock at the start of the step under way */
     MadeStep made;
 } Recovery;
 
@@ -209,6 +213,17 @@ bool recovery_can(Trainer *t);
  * t->recovery.refused on all ranks if that is not possible. Ranks that the new mesh has no place for end
  * here. After another failure recovery_can says whether to call it again. */
 ErrorCode recovery_run(Trainer *t, OptionSet *set, Error *err);
+
+/* ---- partner.c: all ranks ---- */
+
+/* Once the weights are there: gives each rank the copy that it holds. Nothing without partner copies. */
+ErrorCode partner_fill(Trainer *t, Error *err);
+/* After ranks have died: which mesh the others can go on with. NULL: it is in *next; else why there is
+ * none. The same on all ranks. */
+const char *partner_find_mesh(const Trainer *t, MeshOptions *next);
+/* Gives the first ranks the shards of that mesh, from those that live and from copies. Either all living
+ * ranks have the new shards in t->recovery.state then, or none has changed anything. */
+ErrorCode partner_restore(Trainer *t, const MeshOptions *next, Error *err);
 
 /* ---- trainer.c ---- */
 

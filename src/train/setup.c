@@ -64,10 +64,10 @@ static void warn_of_load(const Comm *comm) {
 /* A configuration that a recovery has left behind, with fewer replicas, can be read but not begun with. */
 static ErrorCode check_recovery(const Config *c, Error *err) {
     if (c->recovery.mode != RECOVERY_IN_PLACE) return OK;
-    if (c->mesh.dp_replicate < 2)
+    if (c->mesh.dp_replicate < 2 && !c->recovery.partner_copy)
         return error_set(err, ERR_CONFIG,
                          "recovery.mode in_place takes the weights of a dead rank from a replica, but "
-                         "mesh.dp_replicate is %lld: set it to 2 or more",
+                         "mesh.dp_replicate is %lld: set it to 2 or more, or set recovery.partner_copy=true",
                          (long long)c->mesh.dp_replicate);
     if (strcmp(device_kind(c->run.device), "cuda") == 0)
         return error_set(err, ERR_CONFIG,

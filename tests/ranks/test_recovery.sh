@@ -12,12 +12,6 @@ recovery_run
 
 # ---- what is refused ----
 
-refuses() { # TEXT WORD...
-    local text=$1
-    shift
-    "$weft" train run.yaml run.dir=refused "$@" >out 2>err </dev/null && fail "$*: not refused"
-    has err "$text"
-}
 refuses 'recovery.mode: in_place changes how many ranks sum the gradients' numerics.mode=fast
 refuses 'recovery.mode: in_place does not go with run.receipts' run.receipts=true
 refuses 'recovery.mode in_place takes the weights of a dead rank from a replica' mesh.dp_replicate=1

@@ -19,6 +19,13 @@ recovery: {mode: in_place}
 EOF_YAML
     tokenized
 }
+# refuses TEXT WORD...: the run is refused with this text.
+refuses() {
+    local text=$1
+    shift
+    "$weft" train run.yaml run.dir=refused "$@" >out 2>err </dev/null && fail "$*: not refused"
+    has err "$text"
+}
 values() { sed -n 's/.*"kind": "validation", "step": \([0-9]*\),.*"loss": \([^,]*\),.*/\1 \2/p' "$1/metrics.jsonl"; }
 samples() { "$weft" audit "$1" 2>&1 | sed 's/^[^:]*: //; s/, [0-9]* attempts\?, [0-9]* steps\? done again//'; }
 # equal NAME WHOLE: the records, weights and samples of a run are those of another one.

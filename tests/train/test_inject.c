@@ -89,6 +89,22 @@ static void phases_have_faults(void **state) {
     }
 }
 
+static void actions_have_faults(void **state) {
+    (void)state;
+    Inject in = parse("kill:rank=1,step=7,action=UPDATE;stop:step=2,action=FWD;kill:step=3");
+    assert_int_equal(in.faults[0].action, ACT_UPDATE);
+    assert_int_equal(in.faults[1].action, ACT_FWD);
+    assert_int_equal(in.faults[2].action, ACT_KINDS);
+    inject_free(&in);
+    static const char *const bad[] = {
+        "kill:step=7,action=update", "kill:step=7,action=",   "kill:phase=saving,action=FWD",
+        "slow:step=7,action=FWD",    "nan:step=7,action=FWD", "random:action=FWD"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(inject_parse(&in, bad[i], 4, 100, &err), ERR_USAGE);
+        inject_free(&in);
+    }
+}
+
 static void random_faults_come_from_the_seed(void **state) {
     (void)state;
     Inject a = parse("random:seed=7,count=40,kinds=kill|slow,ms=3"),
@@ -191,9 +207,13 @@ static void indices_are_seeded(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_kind_is_read),      cmocka_unit_test(a_fault_happens_once),
-        cmocka_unit_test(phases_have_faults),     cmocka_unit_test(random_faults_come_from_the_seed),
-        cmocka_unit_test(what_is_wrong_is_named), cmocka_unit_test(faults_have_places),
+        cmocka_unit_test(each_kind_is_read),
+        cmocka_unit_test(a_fault_happens_once),
+        cmocka_unit_test(phases_have_faults),
+        cmocka_unit_test(actions_have_faults),
+        cmocka_unit_test(random_faults_come_from_the_seed),
+        cmocka_unit_test(what_is_wrong_is_named),
+        cmocka_unit_test(faults_have_places),
         cmocka_unit_test(indices_are_seeded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -53,8 +53,58 @@ static void no_replica(void **state) {
     expect(mesh_of(2, 2, 1, 1), 1, RANKS(0, 1), RANKS(-1));
 }
 
+/* Accepts the meshes whose data-parallel ranks divide so many microbatches. */
+static bool divides(const void *microbatches, const MeshOptions *m) {
+    return *(const int *)microbatches % m->dp_shard == 0;
+}
+
+static void expect_next(Mesh now, int ranks, int microbatches, MeshOptions expected) {
+    MeshOptions m;
+    assert_true(mesh_shrink(&now, ranks, divides, &microbatches, &m));
+    assert_true(m.pp == expected.pp && m.dp_replicate == 1 && m.dp_shard == expected.dp_shard &&
+                m.cp == expected.cp && m.tp == expected.tp && m.ep == expected.ep);
+}
+
+static void any_mesh(void **state) {
+    (void)state;
+    expect_next(mesh_of(1, 1, 2, 1), 1, 8, (MeshOptions){.pp = 1, .dp_shard = 1, .cp = 1, .tp = 1, .ep = 1});
+    expect_next(mesh_of(1, 1, 4, 1), 3, 8, (MeshOptions){.pp = 1, .dp_shard = 2, .cp = 1, .tp = 1, .ep = 1});
+    expect_next(mesh_of(1, 1, 4, 1), 3, 6, (MeshOptions){.pp = 1, .dp_shard = 3, .cp = 1, .tp = 1, .ep = 1});
+    expect_next(mesh_of(1, 1, 2, 2), 3, 8, (MeshOptions){.pp = 1, .dp_shard = 1, .cp = 1, .tp = 2, .ep = 1});
+    expect_next(mesh_of(2, 1, 1, 2), 3, 8, (MeshOptions){.pp = 1, .dp_shard = 1, .cp = 1, .tp = 2, .ep = 1});
+    expect_next(mesh_of(4, 1, 1, 1), 3, 8, (MeshOptions){.pp = 3, .dp_shard = 1, .cp = 1, .tp = 1, .ep = 1});
+    expect_next(mesh_of(1, 1, 1, 4), 3, 8, (MeshOptions){.pp = 1, .dp_shard = 1, .cp = 1, .tp = 2, .ep = 1});
+}
+
+static bool never(const void *nothing, const MeshOptions *m) {
+    (void)nothing, (void)m;
+    return false;
+}
+
+static void no_mesh(void **state) {
+    (void)state;
+    MeshOptions m;
+    Mesh two = mesh_of(1, 1, 2, 1);
+    assert_false(mesh_shrink(&two, 1, never, NULL, &m));
+}
+
+/* Partners hold each other's copies, or form a ring; they are as far apart as they can be. */
+static void partners(void **state) {
+    (void)state;
+    for (int world = 1; world <= 9; world++) {
+        Mesh m = mesh_of(1, 1, world, 1);
+        for (int r = 0; r < world; r++) {
+            assert_int_equal(mesh_partner_of(&m, mesh_partner(&m, r)), r);
+            assert_true((mesh_partner(&m, r) == r) == (world == 1));
+        }
+    }
+    Mesh hosts = mesh_of(1, 1, 8, 1);
+    for (int r = 0; r < 8; r++) assert_int_not_equal(mesh_partner(&hosts, r) / 4, r / 4);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(fewer_replicas), cmocka_unit_test(mixed_replicas),
-                                       cmocka_unit_test(no_replica)};
+                                       cmocka_unit_test(no_replica),     cmocka_unit_test(any_mesh),
+                                       cmocka_unit_test(no_mesh),        cmocka_unit_test(partners)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
