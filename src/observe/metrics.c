@@ -354,16 +354,25 @@ char *metrics_file_name(int rank, char out[32]) {
 }
 
 /* A run that starts over empties the file: it must not continue another run's curve. */
-ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *name, int64_t resumed,
-                           Error *err) {
+static ErrorCode open_log(MetricsLog *log, const char *run_dir, const char *name, bool keeps, int64_t step,
+                          Error *err) {
     *log = (MetricsLog){.fd = -1, .path = path_join(run_dir, name)};
     ErrorCode code = OK;
-    if (file_exists(log->path)) {
-        code = resumed > 0 ? drop_beyond(log->path, resumed, err) : file_write_atomic(log->path, "", 0, err);
-    }
+    if (file_exists(log->path))
+        code = keeps ? drop_beyond(log->path, step, err) : file_write_atomic(log->path, "", 0, err);
     if (code == OK) code = file_open_lines(log->path, &log->fd, err);
     if (code != OK) metrics_log_close(log);
     return code;
+}
+
+ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *name, int64_t resumed,
+                           Error *err) {
+    return open_log(log, run_dir, name, resumed > 0, resumed, err);
+}
+
+ErrorCode metrics_log_go_on(MetricsLog *log, const char *run_dir, const char *name, int64_t step,
+                            Error *err) {
+    return open_log(log, run_dir, name, true, step, err);
 }
 
 /* One write to a file in append mode: a crash tears at most this line. */

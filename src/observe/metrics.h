@@ -158,6 +158,8 @@ char *metrics_file_name(int rank, char out[32]);
  * steps are dropped. 0 begins an empty file. */
 ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *name, int64_t resumed,
                            Error *err);
+/* The same, but records of step 0, from before the first step, stay too. */
+ErrorCode metrics_log_go_on(MetricsLog *log, const char *run_dir, const char *name, int64_t step, Error *err);
 /* Writes a record, the struct of its kind. `line` is then the written text. */
 ErrorCode metrics_log_add(MetricsLog *log, MetricsKind kind, const void *record, Error *err);
 /* Syncs to disk. Call it before a checkpoint claims that the run reached this step. */

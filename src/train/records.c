@@ -79,7 +79,10 @@ static ErrorCode open_log(Trainer *t, Error *err) {
     char name[32];
     metrics_file_name(comm_rank(t->comm), name);
     if (t->is_rank0) take_up_records(t, name);
-    return has_log(t) ? metrics_log_open(&t->log, t->c->run.dir, name, t->state.step, err) : OK;
+    if (!has_log(t)) return OK;
+    /* What was measured before the first step is not measured again. */
+    return (recovery_made(t) ? metrics_log_go_on : metrics_log_open)(&t->log, t->c->run.dir, name,
+                                                                     t->state.step, err);
 }
 
 static ErrorCode write_log(Trainer *t, MetricsKind kind, const void *record, Error *err) {

@@ -374,7 +374,8 @@ static ErrorCode loop(Trainer *t, Error *err) {
     const Config *c = t->c;
     recovery_mark(t);
     TRY(compare_replicas(t, err));
-    if (t->state.step == 0) TRY(measure(t, false, err));
+    /* After a recovery the weights may be those of step 1, whose records are still to be written. */
+    if (t->state.step == 0 && !recovery_made(t)) TRY(measure(t, false, err));
     while (t->state.step < c->train.steps && !t->stopping) {
         if (t->activity->phase != PHASE_STEPS) gpu_memory_allow(&t->gpu_memory);
         run_enter(t, PHASE_STEPS);

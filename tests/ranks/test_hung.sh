@@ -25,7 +25,7 @@ patient() {
 # hangs WHOLE RANKS FAULTS TEXT HOW WORD...: the run survives the faults, and its journal says TEXT, and HOW a rank hung.
 hangs() {
     local of=$1 faults=$3 how=$5 name
-    name=$of-$(tr -c 'a-z0-9\n' - <<<"$faults")
+    name=$of-$(tr -c 'A-Za-z0-9\n' - <<<"$faults")
     loses "${@:1:4}" "${@:6}"
     grep '"event": "recovered"' "$name/journal.jsonl" | grep '"hung_seconds": [0-9]' | grep -q "$how" ||
         fail "$name: the journal does not say how a rank hung: $(grep recovered "$name/journal.jsonl")"
@@ -41,10 +41,19 @@ for fault in 'rank=1,step=9/in step 9/step 9' 'rank=0,phase=validation,step=5/af
     meanwhile 2 patient hangs pair 2 "stop:$what" "rank [01] died $when; 1 ranks go on" \
         "rank ${what:5:1} hung (it answered nobody): rank $((1 - ${what:5:1})) had waited [0-9.]* s for .*, in $where" data.audit=false
 done
+# Inside a step: the passes, a collective, the norm, the update.
+for action in FWD BWD REDUCED NORM UPDATE; do
+    rank=$((RANDOM % 2)) when=9
+    [ "$action" != UPDATE ] || when=10 # the other finishes its update
+    meanwhile 2 patient hangs pair 2 "stop:rank=$rank,step=9,action=$action" "rank $rank died in step $when; 1 ranks go on" \
+        "rank $rank hung (it .*): rank $((1 - rank)) had waited [0-9.]* s for .*, in step $when" data.audit=false
+done
+meanwhile 4 patient hangs tp 4 stop:rank=1,step=6,action=COLLECTIVE 'rank 1 died in step 6; 2 ranks go on' \
+    'rank 1 hung (it .*): rank [023] had waited' mesh.tp=2 data.audit=false
 # Busy, and not stopped: in a call that does not return.
 meanwhile 2 patient hangs pair 2 slow:rank=1,phase=saving,step=5,ms=3600000 'rank 1 died after the update of step 5' \
     'rank 1 hung (it was busy without progress, in saving after step 5): rank 0 had waited'
-meanwhile 4 patient hangs tp 4 stop:rank=2,step=12 '2 ranks go on with dp_replicate 1; rank 3 left' 'rank 2 hung (it answered nobody): rank [013] had waited' mesh.tp=2
+meanwhile 4 patient hangs tp 4 stop:rank=2,step=12,action=UPDATE '2 ranks go on with dp_replicate 1; rank 3 left' 'rank 2 hung (it answered nobody): rank [013] had waited' mesh.tp=2
 # During a recovery from a death.
 meanwhile 4 patient hangs four 4 'kill:rank=3,step=7;stop:rank=1,phase=loading,step=6' 'rank 3, 1 died in step 7; 1 ranks go on' \
     'rank 1 hung (it .*): rank [02] had waited' mesh.dp_replicate=4 data.audit=false

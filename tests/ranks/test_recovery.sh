@@ -33,6 +33,7 @@ loses pair 2 kill:rank=1,step=7 'rank 1 died after the update of step 6; 1 ranks
 loses pair 2 kill:rank=0,step=7 'rank 0 died after the update of step 6; 1 ranks go on with dp_replicate 1'
 loses pair 2 kill:rank=1,step=9 'rank 1 died in step 9' data.audit=false
 loses pair 2 kill:rank=1,step=1 'rank 1 died in step 1'
+loses pair 2 kill:rank=0,step=2 'rank 0 died after the update of step 1' # the validation before step 1 stays
 loses pair 2 kill:rank=0,phase=validation,step=5 'rank 0 died after the update of step 5'
 loses pair 2 kill:rank=1,phase=saving,step=10 'rank 1 died after the update of step 10'
 loses pair 2 kill:rank=0,phase=saving,step=20 'rank 0 died after the update of step 20'

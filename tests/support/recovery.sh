@@ -59,7 +59,7 @@ broken() {
 loses() {
     local of=$1 number=$2 faults=$3 text=$4 name
     shift 4
-    name=$of-$(tr -c 'a-z0-9\n' - <<<"$faults")
+    name=$of-$(tr -c 'A-Za-z0-9\n' - <<<"$faults")
     broken "$name" 0 -n "$number" "$@" --inject "$faults" || return
     equal "$name" "$of"
     grep '"event": "recovered"' "$name/journal.jsonl" | grep -q "$text" || fail "$name: the journal says $(grep recovered "$name/journal.jsonl")"
