@@ -229,8 +229,8 @@ void model_mixers_text(const ModelConfig *c, Text *out);
     X(DIM_MAMBA_CONV, c->conv_size > 0 ? mamba_read(c) : 0) /* where it goes through a convolution */ \
     X(DIM_MAMBA_TAPS, c->conv_size * mamba_read(c)) \
     X(DIM_MAMBA_STATES, c->recurrent_size * c->mamba_d_state) /* of all heads */ \
-    /* gradients of B and C, one for each head */ \
-    X(DIM_MAMBA_TERMS, 2 * mamba_heads(c) * c->mamba_d_state) \
+    /* scratch of its recurrence's backward pass, for a token of a chunk */ \
+    X(DIM_MAMBA_TERMS, mamba_scratch_row(mamba_heads(c), c->mamba_n_groups, c->mamba_d_state)) \
     X(DIM_ADAPTER, c->adapter_rank) /* r, the rank of adapters */ \
     X(DIM_MTP_HEADS, c->mtp_depth * c->vocab_size) \
     X(DIM_JOINED, 2 * c->hidden_size) /* an MTP module's input for a token */ \

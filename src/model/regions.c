@@ -73,7 +73,7 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_ROW_SUMS: return 2 * m->tokens * m->tp.splits;
     case EXTENT_LOCAL_ROW_SUMS: return 2 * m->tokens * model_local_splits(m);
     case EXTENT_STARTS: return mamba_starts(m->tokens);
-    case EXTENT_MAMBA_CHUNK: return m->tokens < MAMBA_CHUNK ? m->tokens : MAMBA_CHUNK;
+    case EXTENT_MAMBA_CHUNK: return mamba_scratch_rows(m->tokens);
     case EXTENT_EXACT_CHUNKS: return model_exact_chunks(m);
     case EXTENT_SEQUENCES: return model_sequences(m);
     case EXTENT_RECORDS: return (int64_t)(sizeof(LossRecord) / sizeof(float)) * model_records(m);

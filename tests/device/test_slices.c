@@ -1109,8 +1109,8 @@ static void check_recurrences(Device *d, Dtype c) {
 }
 static void test_recurrences(void **state) { (void)state, check_all(check_recurrences); }
 
-/* Slices are the second of two groups, and the last document, which begins with a chunk, so that its sums
- * over tokens are cut the same way without the others. x, B, C and dt keep their positions in the full
+/* Slices are the second of two groups, and the last document, whose sums over tokens are cut the same way
+ * without the others. x, B, C and dt keep their positions in the full
  * rows. */
 enum { MAMBA_HEADS = 4, MAMBA_P = 5, MAMBA_N = 40, MAMBA_X = MAMBA_HEADS * MAMBA_P };
 enum { MAMBA_ROW = MAMBA_X + 4 * MAMBA_N };
@@ -1133,7 +1133,7 @@ static MambaGradients mamba_part(Mamba m, int64_t t, int64_t head, Dtype c) {
 }
 
 /* Tokens from t on, heads from `head` on. */
-static Mamba mamba_of(Device *d, Mamba from, int64_t t, int64_t head, Dtype c) {
+static Mamba mamba_of(Device *d, Mamba from, int64_t last, int64_t t, int64_t head, Dtype c) {
     int64_t tokens = SCAN_T - t, heads = MAMBA_HEADS - head, width = heads * MAMBA_P;
     MambaShape s = {tokens, heads, heads / 2, MAMBA_P, MAMBA_N, MAMBA_ROW, MAMBA_HEADS};
     MambaGradients at = mamba_part(from, t, head, c);
@@ -1142,8 +1142,9 @@ static Mamba mamba_of(Device *d, Mamba from, int64_t t, int64_t head, Dtype c) {
                  tensor(3 * MAMBA_HEADS, DTYPE_F32)};
     float *starts = tensor(mamba_starts(tokens) * width * MAMBA_N, DTYPE_F32),
           *carry = tensor(width * MAMBA_N, DTYPE_F32),
-          *scratch = tensor(heads * MAMBA_CHUNK * 2 * MAMBA_N, DTYPE_F32);
-    int32_t *first = scan_documents(MAMBA_CHUNK, t, tokens);
+          *scratch =
+              tensor(mamba_scratch_rows(tokens) * mamba_scratch_row(heads, heads / 2, MAMBA_N), DTYPE_F32);
+    int32_t *first = scan_documents(last, t, tokens);
     void *dy = box_of(from.y, MAMBA_X, t, head * MAMBA_P, tokens, width, c);
     RUN(d, fill, 3 * MAMBA_HEADS, 0, out.heads);
     RUN(d, mamba_forward, s, in, first, NULL, starts, out.y, c);
@@ -1151,9 +1152,10 @@ static Mamba mamba_of(Device *d, Mamba from, int64_t t, int64_t head, Dtype c) {
     return out;
 }
 
-static void check_mamba_part(Device *d, Mamba from, Mamba whole, int64_t t, int64_t head, Dtype c) {
+static void check_mamba_part(Device *d, Mamba from, Mamba whole, int64_t last, int64_t t, int64_t head,
+                             Dtype c) {
     int64_t tokens = SCAN_T - t, groups = MAMBA_ROW - 4 * MAMBA_N, first = head * MAMBA_P;
-    Mamba part = mamba_of(d, from, t, head, c);
+    Mamba part = mamba_of(d, from, last, t, head, c);
     assert_box(d, "mamba", whole.y, MAMBA_X, t, first, part.y, tokens, MAMBA_X - first, c);
     for (int64_t i = 0; i < 5; i++) { /* x; B and C of both groups */
         int64_t at = i == 0 ? first : groups + (i - 1) * MAMBA_N, n = i == 0 ? MAMBA_X - first : MAMBA_N;
@@ -1174,10 +1176,16 @@ static void check_mamba(Device *d, Dtype c) {
     Mamba from = {random_tensor(SCAN_T * MAMBA_ROW, c, -1, 1), random_tensor(SCAN_T * MAMBA_HEADS, c, -3, 1),
                   random_tensor(SCAN_T * MAMBA_X, c, -1, 1),
                   random_tensor(3 * MAMBA_HEADS, DTYPE_F32, -1, 1)};
-    Mamba whole = mamba_of(d, from, 0, 0, c);
-    check_mamba_part(d, from, whole, 0, MAMBA_HEADS / 2, c);
-    check_mamba_part(d, from, whole, MAMBA_CHUNK, 0, c);
-    check_mamba_part(d, from, whole, MAMBA_CHUNK, MAMBA_HEADS / 2, c);
+    /* The last document begins with a chunk of the call; or, where chunks count from a document's first token
+     * (not in the reference and on GPUs), anywhere. */
+    const int64_t lasts[] = {MAMBA_CHUNK, SCAN_LAST};
+    bool by_document = strcmp(d->name, "reference") != 0 && !d->separate_memory;
+    for (int i = 0; i < (by_document ? 2 : 1); i++) {
+        Mamba whole = mamba_of(d, from, lasts[i], 0, 0, c);
+        check_mamba_part(d, from, whole, lasts[i], 0, MAMBA_HEADS / 2, c);
+        check_mamba_part(d, from, whole, lasts[i], lasts[i], 0, c);
+        check_mamba_part(d, from, whole, lasts[i], lasts[i], MAMBA_HEADS / 2, c);
+    }
     drop_all();
 }
 /* Inputs of a gated norm, or their gradients; dy: gradient of the output, or the output. */

@@ -184,12 +184,42 @@ static inline void mamba_profile(Device *d, OpId op, const MambaShape *s) {
     double elements = (double)(s->tokens * mamba_state_at(s, s->heads, 0));
     if (d->profiling) d->profile[op].flops += (op == OP_MAMBA_FORWARD ? 5 : 14) * elements;
 }
-/* The states before token `first`, the first of a chunk. */
+/* Consecutive tokens of one document, at most MAMBA_CHUNK, that count from its first. before: the states
+ * before them, NULL if they are zeros; after: where those after them go, NULL if no token follows that reads
+ * them. */
+typedef struct MambaChunk {
+    int64_t first, count;
+    float *before, *after;
+} MambaChunk;
+
+/* The states before token `first`, the first of a chunk. Two chunks that have any begin at least a chunk
+ * apart, since the one before the second is whole. */
 static inline float *mamba_start(const MambaRun *r, int64_t first) {
     return r->starts + first / MAMBA_CHUNK * mamba_state_at(&r->s, r->s.heads, 0);
 }
-/* A head's partial sums of dB at the chunk's i-th token, followed by those of dC. Those of a head are
- * contiguous, because one thread writes them. */
+static inline int64_t mamba_group(const MambaShape *s, int64_t head) { return head / (s->heads / s->groups); }
+
+/* Backward's scratch for the tokens of a chunk: of a head, what its states add to dB and dC, and its Z; of a
+ * group, B and C in fp32, and the scores C_t . B_u, later the sums of Z (mamba_chunks.h). N is padded; rows
+ * of Z and of scores are MAMBA_CHUNK apart. */
+typedef struct MambaTerms {
+    float *dB, *dC, *Z;
+} MambaTerms;
+static inline MambaTerms mamba_terms(const MambaRun *r, int64_t head) {
+    int64_t rows = mamba_scratch_rows(r->s.tokens), side = rows * mamba_whole(r->s.state);
+    float *at = r->scratch + head * rows * mamba_scratch_row(1, 0, r->s.state);
+    return (MambaTerms){at, at + side, at + 2 * side};
+}
+typedef struct MambaShared {
+    float *B, *C, *scores;
+} MambaShared;
+static inline MambaShared mamba_shared(const MambaRun *r, int64_t group) {
+    MambaTerms at = mamba_terms(r, r->s.heads + group);
+    return (MambaShared){at.dB, at.dC, at.Z};
+}
+
+/* Of the reference: a head's partial sums of dB at the chunk's i-th token, followed by those of dC. Those of
+ * a head are contiguous, because one thread writes them. */
 static inline float *mamba_scratch(const MambaRun *r, int64_t i, int64_t head) {
     return r->scratch + (head * min_i64(MAMBA_CHUNK, r->s.tokens) + i) * 2 * r->s.state;
 }

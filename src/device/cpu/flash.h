@@ -44,18 +44,6 @@ INLINE float *next_panel(float **scratch, int64_t floats) {
     return panel;
 }
 
-/* Rows as fp32, padded with zeros: to[rows][padded]. fp32 rows are copied too: in memory they are all heads
- * apart, and at such strides few of them fit into a cache. */
-INLINE void widen_typed(MatrixView from, int64_t padded, float *to, Dtype c) {
-    int64_t dim = from.cols, whole = dim / VLEN * VLEN;
-    for (int64_t r = 0; r < from.rows; r++, to += padded) {
-        const void *row = tensor_at(from.at, r * from.row, c);
-        for (int64_t i = 0; i < whole; i += VLEN) vec_store(to + i, get(row, i, VLEN, c));
-        for (int64_t i = whole; i < padded; i += VLEN)
-            vec_store(to + i, i < dim ? get(row, i, dim - i, c) : (Vec){0});
-    }
-}
-
 /* Whether terms of sums are bf16 pairs. */
 INLINE bool flash_pairs(const Flash *f) { return VEC_PAIRS && f->c == DTYPE_BF16; }
 /* Whether products use tiles: the head's width must be whole tiles. */

@@ -112,12 +112,13 @@ typedef struct Kernels {
     void (*scan_forward)(const ScanForwardArgs *o, int64_t first, int64_t count);
     void (*scan_gate)(ScanShape s, const void *gate, const float *h, void *out, Dtype c);
     void (*scan_backward)(const ScanBackwardArgs *o, int64_t first, int64_t count);
-    /* A head's tokens first .. first+count-1, a chunk. Forward goes from its start to that of the next chunk,
-     * or to the state of r. Backward writes the head's partial sums to r->scratch; mamba_sum then adds those
-     * of the chunk's i-th token over heads. */
-    void (*mamba_forward)(const MambaRun *r, int64_t head, int64_t first, int64_t count);
-    void (*mamba_backward)(const MambaRun *r, int64_t head, int64_t first, int64_t count);
-    void (*mamba_sum)(const MambaRun *r, int64_t first, int64_t i);
+    /* A head's chunk. Backward is four steps, one after another: what a group's heads share, for blocks
+     * of MAMBA_BLOCK tokens from the chunk's `from`-th; heads; then dC and dB, sums over heads, blockwise. */
+    void (*mamba_forward)(const MambaRun *r, int64_t head, const MambaChunk *k);
+    void (*mamba_scores)(const MambaRun *r, int64_t group, const MambaChunk *k, int64_t from);
+    void (*mamba_backward)(const MambaRun *r, int64_t head, const MambaChunk *k);
+    void (*mamba_sum_C)(const MambaRun *r, int64_t group, const MambaChunk *k, int64_t from);
+    void (*mamba_sum_B)(const MambaRun *r, int64_t group, const MambaChunk *k, int64_t from);
     void (*gated_norm_forward)(const GatedNormForwardArgs *o);
     void (*gated_norm_backward)(const GatedNormBackwardArgs *o);
     /* The record of the n logits of one row in a split; target is relative to the first of them. */

@@ -21,6 +21,7 @@
 #include "device/cpu/amx.h"
 
 #include "device/cpu/mamba.h"
+#include "device/cpu/mamba_chunks.h"
 
 #include "device/cpu/flash.h"
 #include "device/cpu/product.h"
@@ -48,8 +49,10 @@ const Kernels KERNELS = {.add = add,
                          .scan_gate = scan_gate,
                          .scan_backward = scan_backward,
                          .mamba_forward = mamba_forward,
+                         .mamba_scores = mamba_scores,
                          .mamba_backward = mamba_backward,
-                         .mamba_sum = mamba_sum,
+                         .mamba_sum_C = mamba_sum_C,
+                         .mamba_sum_B = mamba_sum_B,
                          .gated_norm_forward = gated_norm_forward,
                          .gated_norm_backward = gated_norm_backward,
                          .loss_record = loss_record,

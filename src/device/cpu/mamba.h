@@ -92,7 +92,6 @@ INLINE void mamba_store(const MambaRun *r, float *state, int64_t rows, int64_t s
 typedef struct MambaRows {
     int64_t p, rows;
     float x[MAMBA_CHUNK][MAMBA_ROWS], input[MAMBA_CHUNK][MAMBA_ROWS]; /* x_t, step_t x_t */
-    float dy[MAMBA_CHUNK][MAMBA_ROWS];                                /* of backward */
 } MambaRows;
 
 INLINE void mamba_rows(const MambaRun *r, const MambaSteps *m, int64_t p, MambaRows *k, Dtype c) {
@@ -103,8 +102,6 @@ INLINE void mamba_rows(const MambaRun *r, const MambaSteps *m, int64_t p, MambaR
             bool here = row < k->rows;
             float x = here ? tensor_get(r->in.x, mamba_x_at(s, m->first + t, m->head, p + row), c) : 0;
             k->x[t][row] = x, k->input[t][row] = m->step[t] * x;
-            if (!r->dy) continue;
-            k->dy[t][row] = here ? tensor_get(r->dy, mamba_y_at(s, m->first + t, m->head, p + row), c) : 0;
         }
 }
 
@@ -114,11 +111,6 @@ INLINE Vec mamba_next(Vec before, float keep, float input, Vec B) {
 }
 
 /* ---- forward ---- */
-
-/* Where the state after a chunk is stored; NULL: it is not needed. */
-INLINE float *mamba_end(const MambaRun *r, int64_t end) {
-    return end < r->s.tokens ? mamba_start(r, end) : r->state;
-}
 
 /* Advances a slice through the chunk; adds each row's S_t C_t to sums, lane by lane. */
 INLINE void mamba_advance(const MambaSteps *m, const MambaRows *k, MambaSlice B, MambaSlice C, MambaBlock now,
@@ -133,17 +125,16 @@ INLINE void mamba_advance(const MambaSteps *m, const MambaRows *k, MambaSlice B,
         }
 }
 
-INLINE void mamba_rows_forward(const MambaRun *r, const MambaSteps *m, const MambaRows *k, MambaSides B,
-                               MambaSides C, Dtype c) {
+INLINE void mamba_rows_forward(const MambaRun *r, const MambaChunk *chunk, const MambaSteps *m,
+                               const MambaRows *k, MambaSides B, MambaSides C, Dtype c) {
     Vec sums[MAMBA_CHUNK][MAMBA_ROWS];
     int64_t at = mamba_state_at(&r->s, m->head, k->p);
-    float *to = mamba_end(r, m->first + m->count);
     memset(sums, 0, (size_t)m->count * sizeof *sums);
     for (int64_t slice = 0; slice < mamba_slices(r); slice++) {
-        MambaBlock now;
-        mamba_load(r, mamba_start(r, m->first) + at, k->rows, slice, now);
+        MambaBlock now = {{{0}}};
+        if (chunk->before) mamba_load(r, chunk->before + at, k->rows, slice, now);
         mamba_advance(m, k, B[slice], C[slice], now, sums);
-        if (to) mamba_store(r, to + at, k->rows, slice, now);
+        if (chunk->after) mamba_store(r, chunk->after + at, k->rows, slice, now);
     }
     for (int64_t t = 0; t < m->count; t++)
         for (int64_t row = 0; row < k->rows; row++) {
@@ -152,127 +143,31 @@ INLINE void mamba_rows_forward(const MambaRun *r, const MambaSteps *m, const Mam
         }
 }
 
-INLINE void mamba_forward_typed(const MambaRun *r, int64_t head, int64_t first, int64_t count, Dtype c) {
+INLINE void mamba_forward_typed(const MambaRun *r, int64_t head, const MambaChunk *chunk, Dtype c) {
     MambaSides B, C;
     MambaSteps m;
-    mamba_steps(r, head, first, count, &m, c);
+    mamba_steps(r, head, chunk->first, chunk->count, &m, c);
     mamba_sides(r, &m, r->in.B, B, c);
     mamba_sides(r, &m, r->in.C, C, c);
     for (int64_t p = 0; p < r->s.head_dim; p += MAMBA_ROWS) {
         MambaRows k;
         mamba_rows(r, &m, p, &k, c);
-        mamba_rows_forward(r, &m, &k, B, C, c);
+        mamba_rows_forward(r, chunk, &m, &k, B, C, c);
     }
 }
-static void mamba_forward(const MambaRun *r, int64_t head, int64_t first, int64_t count) {
-    BY_DTYPE(r->c, mamba_forward_typed, r, head, first, count);
+static void mamba_forward(const MambaRun *r, int64_t head, const MambaChunk *k) {
+    BY_DTYPE(r->c, mamba_forward_typed, r, head, k);
 }
 
-/* ---- backward ---- */
+/* ---- gradients of steps; the rest of the backward pass is in mamba_chunks.h ---- */
 
 /* Gradients that are summed over the rows of a head's state, for the tokens of a chunk. */
 typedef struct MambaSums {
-    float step[MAMBA_CHUNK], keep[MAMBA_CHUNK];
+    float step[MAMBA_CHUNK], log[MAMBA_CHUNK]; /* of the step, and of log keep */
     double skip;
 } MambaSums;
 
-/* Of each row, lane by lane: G_t B_t, and G_t with S_{t-1}. */
-typedef struct MambaDots {
-    Vec along[MAMBA_ROWS], kept[MAMBA_ROWS];
-} MambaDots;
-
-/* A head's B and C, and what its rows add to their gradients. */
-typedef struct MambaHead {
-    MambaSides B, C, dB, dC;
-} MambaHead;
-
-/* Recomputes the block's states: states[t] is the one before the chunk's token t. dC needs no other. */
-INLINE void mamba_states(const MambaSteps *m, const MambaRows *k, MambaSlice B, MambaBlock *states,
-                         MambaSlice dC) {
-    MambaBlock now;
-    memcpy(now, states[0], sizeof now);
-    for (int64_t t = 0; t < m->count; t++) {
-        Vec sums[MAMBA_WIDE];
-        UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) sums[v] = dC[t][v];
-        UNROLL for (int64_t row = 0; row < MAMBA_ROWS; row++) {
-            Vec dy = vec_set(k->dy[t][row]);
-            UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) {
-                states[t][row][v] = now[row][v];
-                now[row][v] = mamba_next(now[row][v], m->keep[t], k->input[t][row], B[t][v]);
-                sums[v] = vec_multiply_add(sums[v], dy, now[row][v]);
-            }
-        }
-        UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) dC[t][v] = sums[v];
-    }
-}
-
-/* The block's backward through the chunk. Each token computes G_t from `later`, the gradient that the next
- * token passed on, and replaces that by the one for the previous token. */
-INLINE void mamba_block_backward(const MambaSteps *m, const MambaRows *k, MambaHead *h, int64_t slice,
-                                 MambaBlock *states, MambaBlock later, MambaDots *dots) {
-    for (int64_t t = m->count - 1; t >= 0; t--) {
-        const Vec *B = h->B[slice][t], *C = h->C[slice][t];
-        Vec *dB = h->dB[slice][t], sums[MAMBA_WIDE];
-        UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) sums[v] = dB[v];
-        UNROLL for (int64_t row = 0; row < MAMBA_ROWS; row++) {
-            Vec along = dots[t].along[row], kept = dots[t].kept[row];
-            Vec dy = vec_set(k->dy[t][row]), input = vec_set(k->input[t][row]);
-            UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) {
-                Vec g = vec_multiply_add(later[row][v], dy, C[v]);
-                sums[v] = vec_multiply_add(sums[v], input, g);
-                along = vec_multiply_add(along, g, B[v]);
-                kept = vec_multiply_add(kept, g, states[t][row][v]);
-                later[row][v] = m->keep[t] * g;
-            }
-            dots[t].along[row] = along, dots[t].kept[row] = kept;
-        }
-        UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) dB[v] = sums[v];
-    }
-}
-
-/* From the dots of the block's rows to dx and the head's sums. */
-INLINE void mamba_dots(const MambaRun *r, const MambaSteps *m, const MambaRows *k, const MambaDots *dots,
-                       MambaSums *sums, Dtype c) {
-    float skip = r->in.D[m->head];
-    for (int64_t row = 0; row < k->rows; row++)
-        for (int64_t t = m->count - 1; t >= 0; t--) {
-            float along = vec_sum(dots[t].along[row]), kept = vec_sum(dots[t].kept[row]);
-            float x = k->x[t][row], dy = k->dy[t][row];
-            tensor_set(r->out.x, mamba_x_at(&r->s, m->first + t, m->head, k->p + row), c,
-                       m->step[t] * along + skip * dy);
-            sums->step[t] += x * along;
-            sums->keep[t] += kept;
-            sums->skip += (double)(x * dy);
-        }
-}
-
-INLINE void mamba_rows_backward(const MambaRun *r, const MambaSteps *m, const MambaRows *k, MambaHead *h,
-                                MambaSums *sums, Dtype c) {
-    MambaBlock states[MAMBA_CHUNK];
-    MambaDots dots[MAMBA_CHUNK];
-    int64_t at = mamba_state_at(&r->s, m->head, k->p);
-    memset(dots, 0, (size_t)m->count * sizeof *dots);
-    for (int64_t slice = 0; slice < mamba_slices(r); slice++) {
-        MambaBlock later;
-        mamba_load(r, r->carry + at, k->rows, slice, later);
-        mamba_load(r, mamba_start(r, m->first) + at, k->rows, slice, states[0]);
-        mamba_states(m, k, h->B[slice], states, h->dC[slice]);
-        mamba_block_backward(m, k, h, slice, states, later, dots);
-        mamba_store(r, r->carry + at, k->rows, slice, later);
-    }
-    mamba_dots(r, m, k, dots, sums, c);
-}
-
-INLINE void mamba_zero(const MambaRun *r, int64_t count, MambaSides out) {
-    for (int64_t slice = 0; slice < mamba_slices(r); slice++)
-        memset(out[slice], 0, (size_t)count * sizeof *out[slice]);
-}
-INLINE void mamba_unslice(const MambaRun *r, MambaSides from, int64_t t, float *to) {
-    for (int64_t i = 0; i < mamba_slices(r) * MAMBA_WIDE; i++)
-        mamba_put(to, i * VLEN, r->s.state, from[i / MAMBA_WIDE][t][i % MAMBA_WIDE]);
-}
-
-/* From gradients of steps and factors to those of dt, dt_bias, A_log and D: d log keep = rate d step, and the
+/* To the gradients of dt, dt_bias, A_log and D: d log keep = rate d step, and the
  * derivative of log(1 + e^z) is 1 - exp(-step). */
 INLINE void mamba_steps_backward(const MambaRun *r, const MambaSteps *m, const MambaSums *sums, Dtype c) {
     float slopes[MAMBA_CHUNK];
@@ -280,7 +175,7 @@ INLINE void mamba_steps_backward(const MambaRun *r, const MambaSteps *m, const M
     EACH_VECTOR(i, left, m->count)
     put(slopes, i, left, DTYPE_F32, one_minus_exp(-get(m->step, i, left, DTYPE_F32)));
     for (int64_t t = 0; t < m->count; t++) {
-        float along = sums->keep[t] * m->keep[t] * m->rate, dt = (sums->step[t] + along) * slopes[t];
+        float along = sums->log[t] * m->rate, dt = (sums->step[t] + along) * slopes[t];
         tensor_set(r->out.dt, (m->first + t) * r->s.dt_row + m->head, c, dt);
         bias += (double)dt;
         rate += (double)(along * m->step[t]);
@@ -288,53 +183,6 @@ INLINE void mamba_steps_backward(const MambaRun *r, const MambaSteps *m, const M
     r->out.dt_bias[m->head] += (float)bias;
     r->out.A_log[m->head] += (float)rate;
     r->out.D[m->head] += (float)sums->skip;
-}
-
-INLINE void mamba_backward_typed(const MambaRun *r, int64_t head, int64_t first, int64_t count, Dtype c) {
-    MambaSums sums = {{0}, {0}, 0};
-    MambaSteps m;
-    MambaHead h;
-    mamba_steps(r, head, first, count, &m, c);
-    mamba_sides(r, &m, r->in.B, h.B, c);
-    mamba_sides(r, &m, r->in.C, h.C, c);
-    mamba_zero(r, count, h.dB);
-    mamba_zero(r, count, h.dC);
-    for (int64_t p = 0; p < r->s.head_dim; p += MAMBA_ROWS) {
-        MambaRows k;
-        mamba_rows(r, &m, p, &k, c);
-        mamba_rows_backward(r, &m, &k, &h, &sums, c);
-    }
-    for (int64_t t = 0; t < count; t++) {
-        float *to = mamba_scratch(r, t, head);
-        mamba_unslice(r, h.dB, t, to);
-        mamba_unslice(r, h.dC, t, to + r->s.state);
-    }
-    mamba_steps_backward(r, &m, &sums, c);
-}
-static void mamba_backward(const MambaRun *r, int64_t head, int64_t first, int64_t count) {
-    BY_DTYPE(r->c, mamba_backward_typed, r, head, first, count);
-}
-
-/* dB and dC of a group: the sums over its heads, in order. */
-INLINE void mamba_sum_typed(const MambaRun *r, int64_t first, int64_t t, Dtype c) {
-    const MambaShape *s = &r->s;
-    int64_t heads = s->heads / s->groups;
-    for (int64_t head = 0; head < s->heads; head += heads) {
-        int64_t at = mamba_group_at(s, first + t, head);
-        EACH_VECTOR(i, left, s->state) {
-            Vec dB = {0}, dC = {0};
-            for (int64_t k = 0; k < heads; k++) {
-                const float *terms = mamba_scratch(r, t, head + k);
-                dB += get(terms, i, left, DTYPE_F32);
-                dC += get(terms + s->state, i, left, DTYPE_F32);
-            }
-            put(tensor_to(r->out.B, at, c), i, left, c, dB);
-            put(tensor_to(r->out.C, at, c), i, left, c, dC);
-        }
-    }
-}
-static void mamba_sum(const MambaRun *r, int64_t first, int64_t i) {
-    BY_DTYPE(r->c, mamba_sum_typed, r, first, i);
 }
 
 /* ---- gated norm ---- */

@@ -36,35 +36,63 @@ static void scan_backward(Device *d, const ScanBackwardArgs *o) {
 
 /* ---- Mamba-2 ---- */
 
+/* First token of the document of token t. */
+static int64_t document_of(const MambaRun *r, int64_t t) { return r->first_key ? r->first_key[t] : 0; }
+
+static MambaChunk chunk_between(const MambaRun *r, int64_t first, int64_t end) {
+    int64_t document = document_of(r, first);
+    bool last = end == r->s.tokens || document_of(r, end) != document;
+    if (r->state) return (MambaChunk){first, end - first, r->state, r->state};
+    return (MambaChunk){first, end - first, first > document ? mamba_start(r, first) : NULL,
+                        last ? NULL : mamba_start(r, end)};
+}
+
+/* The chunk that begins at token `first`. */
+static MambaChunk chunk_from(const MambaRun *r, int64_t first) {
+    int64_t end = first, most = min_i64(r->s.tokens, first + MAMBA_CHUNK), document = document_of(r, first);
+    while (end < most && document_of(r, end) == document) end++;
+    return chunk_between(r, first, end);
+}
+
+/* The chunk that ends before token `end`. */
+static MambaChunk chunk_to(const MambaRun *r, int64_t end) {
+    int64_t document = document_of(r, end - 1), chunks = (end - 1 - document) / MAMBA_CHUNK;
+    return chunk_between(r, document + chunks * MAMBA_CHUNK, end);
+}
+
 /* Heads are independent: in forward, a piece is one head, through all tokens. */
 static void mamba_forward(Device *d, const MambaForwardArgs *o) {
     MambaRun r = mamba_forward_run(o);
-    size_t bytes = (size_t)(o->s.head_dim * o->s.state) * sizeof(float);
     EACH_PIECE(d, head, o->s.heads, 1) {
-        int64_t at = mamba_state_at(&o->s, head, 0);
-        if (o->state)
-            memcpy(o->starts + at, o->state + at, bytes);
-        else
-            memset(o->starts + at, 0, bytes);
-        for (int64_t first = 0; first < o->s.tokens; first += MAMBA_CHUNK)
-            kernels_of(d)->mamba_forward(&r, head, first, min_i64(MAMBA_CHUNK, o->s.tokens - first));
+        for (int64_t first = 0; first < o->s.tokens;) {
+            MambaChunk k = chunk_from(&r, first);
+            kernels_of(d)->mamba_forward(&r, head, &k);
+            first += k.count;
+        }
     }
     mamba_profile(d, OP_MAMBA_FORWARD, &o->s);
 }
+
+/* Calls a kernel for each block of a chunk's tokens, for each group of heads. */
+#define EACH_BLOCK(d, r, k, kernel)                                                             \
+    do {                                                                                        \
+        int64_t count = mamba_whole((k)->count);                                                \
+        EACH_PIECE(d, i, count *(r)->s.groups, MAMBA_BLOCK) kernel(r, i / count, k, i % count); \
+    } while (0)
 
 /* Heads of a group contribute to the same sums, dB and dC. Their partial sums are added, in the order of the
  * heads, when those of a chunk are complete. */
 static void mamba_backward(Device *d, const MambaBackwardArgs *o) {
     MambaRun r = mamba_backward_run(o);
-    int64_t step = rows_for(2 * o->s.heads * o->s.state);
-    memset(o->carry, 0, (size_t)mamba_state_at(&o->s, o->s.heads, 0) * sizeof *o->carry);
-    for (int64_t first = (mamba_starts(o->s.tokens) - 1) * MAMBA_CHUNK; first >= 0; first -= MAMBA_CHUNK) {
-        int64_t count = min_i64(MAMBA_CHUNK, o->s.tokens - first);
+    const Kernels *kernels = kernels_of(d);
+    for (int64_t end = o->s.tokens; end > 0;) {
+        MambaChunk k = chunk_to(&r, end);
+        EACH_BLOCK(d, &r, &k, kernels->mamba_scores);
         EACH_PIECE(d, head, o->s.heads, 1)
-        kernels_of(d)->mamba_backward(&r, head, first, count);
-        EACH_PIECE(d, i, count, step) {
-            for (int64_t t = i; t < min_i64(count, i + step); t++) kernels_of(d)->mamba_sum(&r, first, t);
-        }
+        kernels->mamba_backward(&r, head, &k);
+        EACH_BLOCK(d, &r, &k, kernels->mamba_sum_C);
+        EACH_BLOCK(d, &r, &k, kernels->mamba_sum_B);
+        end = k.first;
     }
     mamba_profile(d, OP_MAMBA_BACKWARD, &o->s);
 }

@@ -257,3 +257,17 @@ INLINE void transpose_block(MatrixView from, float *to, int64_t to_row, float fa
         for (int64_t j = i < full_rows ? full_cols : 0; j < from.cols; j++)
             to[j * to_row + i] = tensor_get(from.at, i * from.row + j, t) * factor;
 }
+
+/* ---- copies ---- */
+
+/* Rows as fp32, padded with zeros: to[rows][padded]. fp32 rows are copied too: in memory they are all heads
+ * apart, and at such strides few of them fit into a cache. */
+INLINE void widen_typed(MatrixView from, int64_t padded, float *to, Dtype c) {
+    int64_t dim = from.cols, whole = dim / VLEN * VLEN;
+    for (int64_t r = 0; r < from.rows; r++, to += padded) {
+        const void *row = tensor_at(from.at, r * from.row, c);
+        for (int64_t i = 0; i < whole; i += VLEN) vec_store(to + i, get(row, i, VLEN, c));
+        for (int64_t i = whole; i < padded; i += VLEN)
+            vec_store(to + i, i < dim ? get(row, i, dim - i, c) : (Vec){0});
+    }
+}

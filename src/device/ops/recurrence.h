@@ -49,8 +49,9 @@ typedef struct ScanGradients {
  *     S_t = exp(-step_t exp(A_log)) S_{t-1} + step_t x_t B_t^T      step_t = log(1 + exp(dt_t + dt_bias))
  *     y_t = S_t C_t + D x_t
  *
- * Dao & Gu, "Transformers are SSMs", 2024 (Mamba-2). The state before every MAMBA_CHUNK-th token is saved;
- * backward recomputes those in between. The chunk is a constant, since sums over tokens are cut by it. */
+ * Dao & Gu, "Transformers are SSMs", 2024 (Mamba-2). A state is saved for every MAMBA_CHUNK tokens; backward
+ * needs no others (CPU), or recomputes those in between. The chunk is a constant, since sums over tokens are
+ * cut by it. */
 typedef struct MambaShape {
     int64_t tokens;          /* T */
     int64_t heads, groups;   /* H, G: H / G heads in each group */
@@ -59,6 +60,17 @@ typedef struct MambaShape {
 } MambaShape;
 enum { MAMBA_CHUNK = 128, MAMBA_STATE = 256 };
 static inline int64_t mamba_starts(int64_t tokens) { return (tokens + MAMBA_CHUNK - 1) / MAMBA_CHUNK; }
+
+/* Scratch of backward, in floats: rows of tokens, whole blocks of MAMBA_BLOCK up to a chunk, by the numbers
+ * of a row: for each head and for each group, two rows of N numbers, padded, and one of a chunk. */
+enum { MAMBA_BLOCK = 32 };
+static inline int64_t mamba_whole(int64_t n) { return (n + MAMBA_BLOCK - 1) / MAMBA_BLOCK * MAMBA_BLOCK; }
+static inline int64_t mamba_scratch_rows(int64_t tokens) {
+    return tokens < MAMBA_CHUNK ? mamba_whole(tokens) : (int64_t)MAMBA_CHUNK;
+}
+static inline int64_t mamba_scratch_row(int64_t heads, int64_t groups, int64_t state) {
+    return (heads + groups) * (2 * mamba_whole(state) + MAMBA_CHUNK);
+}
 
 /* Inputs of Mamba-2, and their gradients; tensor memory. */
 typedef struct MambaInputs {
@@ -138,21 +150,21 @@ typedef struct ScanBackwardArgs {
 } ScanBackwardArgs;
 
 /* As scan_forward, with a state [H, P, N]. Each row of the state advances by itself from token to token,
- * so a sequence processed in several calls has the bits of one call. starts: the states before every
- * MAMBA_CHUNK-th token. */
+ * so a sequence processed in several calls has the bits of one call. starts: states that backward reads; a
+ * device chooses before which tokens. */
 typedef struct MambaForwardArgs {
     MambaShape s;
     MambaInputs in;
     const int32_t *first_key; /* [T] or NULL */
     float *state;             /* [H, P, N] or NULL */
-    float *starts;            /* [mamba_starts(T), H, P, N] */
+    float *starts;            /* [mamba_starts(T), H, P, N], written */
     void *y;                  /* [T, H*P] c */
     Dtype c;
 } MambaForwardArgs;
 
 /* With G_t the gradient of S_t: G_t = dy_t C_t^T + a_{t+1} G_{t+1}. carry is the G_t that one chunk
- * passes to the chunk before it; scratch holds each head's partial sums of the gradients of B, then C.
- * Neither is read before it is written. */
+ * passes to the chunk before it; scratch holds, among others, each head's partial sums of the gradients of B
+ * and C. Neither is read before it is written. starts: what the same device's forward pass left. */
 typedef struct MambaBackwardArgs {
     MambaShape s;
     MambaInputs in;
@@ -160,7 +172,7 @@ typedef struct MambaBackwardArgs {
     const float *starts;
     const void *dy; /* [T, H*P] c */
     float *carry;   /* [H, P, N] */
-    float *scratch; /* [H, min(T, MAMBA_CHUNK), 2, N] */
+    float *scratch; /* mamba_scratch_rows by mamba_scratch_row */
     MambaGradients out;
     Dtype c;
 } MambaBackwardArgs;

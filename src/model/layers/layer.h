@@ -61,7 +61,7 @@ typedef enum Extent {
     EXTENT_ROW_SUMS,          /* two (queries, keys) for each token and split of all ranks */
     EXTENT_LOCAL_ROW_SUMS,    /* two for each token and local split */
     EXTENT_STARTS,            /* states that Mamba-2 saves, one for each scan chunk */
-    EXTENT_MAMBA_CHUNK,       /* tokens of a scan chunk, at most: MAMBA_CHUNK */
+    EXTENT_MAMBA_CHUNK,       /* tokens of a scan chunk, at most, in whole blocks: mamba_scratch_rows */
     EXTENT_EXACT_CHUNKS,      /* one for each exact chunk of tokens */
     EXTENT_SEQUENCES,         /* one for each sequence of all ranks */
     EXTENT_RECORDS,           /* four numbers of the loss for each token and split of all ranks */

@@ -11,8 +11,8 @@
  * follows. State and convolution restart with each document. Generation carries S, and the last tokens that
  * the convolution still reads.
  *
- * The backward pass recomputes the gate and the norm, as it does an MLP's activation. It also recomputes the
- * states, from one saved for every MAMBA_CHUNK tokens. */
+ * The backward pass recomputes the gate and the norm, as it does an MLP's activation. Of the states, one is
+ * saved for every MAMBA_CHUNK tokens. */
 #include "model/unit.h"
 
 #include "device/ops/recurrence.h"
@@ -213,8 +213,8 @@ static void scan_backward(const LayerPass *w, Grads grads) {
            .c = p->model->compute);
 }
 
-/* The operations of MambaShape per element of the state: five forward; eleven backward, three of
- * which recompute the state. */
+/* The operations of MambaShape per element of the state, token by token: five forward; eleven backward, and
+ * three to recompute the state. Products of chunks (CPU) take about as many. */
 static Cost scan_cost(const ModelConfig *c, int unit, int64_t context) {
     double elements = (double)model_dim(c, DIM_MAMBA_STATES);
     (void)unit, (void)context;
