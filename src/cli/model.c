@@ -152,8 +152,8 @@ static ErrorCode check_positions(const ModelConfig *c, int64_t positions, Error 
 /* ---- ranks ---- */
 
 bool model_is_key(const char *word) {
-    static const char *const keys[] = {"mesh.", "numerics.tp_invariant_up_to", "numerics.cp_invariant_up_to",
-                                       "comm.watchdog_s",
+    static const char *const keys[] = {"mesh.", "numerics.tp_invariant_up_to", "numerics.etp_invariant_up_to",
+                                       "numerics.cp_invariant_up_to", "comm.watchdog_s",
                                        /* Old names, which read_keys refuses with the new ones. */
                                        "numerics.canonical_", "parallel.context"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
@@ -227,6 +227,7 @@ static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *ar
     spec->adapters = adapter_spec(&m->adapter);
     spec->context = (CpComm)c->cp_comm;
     spec->splits = (int)c->numerics.tp_invariant_up_to;
+    spec->expert_splits = (int)c->numerics.etp_invariant_up_to;
     spec->exact_chunks = (int)c->numerics.cp_invariant_up_to;
     spec->exact =
         spec->exact_chunks > 0; /* only exact sums have exact chunks, and inference has no such sums */

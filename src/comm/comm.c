@@ -276,6 +276,7 @@ ErrorCode comm_set_mesh(Comm *c, const Mesh *mesh, Error *err) {
     c->has_mesh = true;
     for (int axis = 0; axis < AXES; axis++)
         if (mesh->degree[axis] > 1) c->used |= 1u << axis;
+    c->folded = mesh_axes(mesh, MESH_FOLDED);
     c->groups[0] = (Group){.size = 1};
     ErrorCode code = OK;
     comm_lock(c);
@@ -291,7 +292,8 @@ ErrorCode comm_set_mesh(Comm *c, const Mesh *mesh, Error *err) {
 
 /* Axes of one rank make no difference. */
 static Group *group_of(Comm *c, AxisSet set) {
-    CHECK(c->has_mesh && set < MESH_SETS);
+    CHECK(c->has_mesh && set < MESH_ASKED_SETS);
+    if (set & MESH_FOLDED) set |= c->folded;
     return &c->groups[set & c->used];
 }
 
@@ -762,7 +764,7 @@ CommTraffic comm_point_traffic(Comm *c) { return read_traffic(c, &c->point_traff
 
 void comm_reset_traffic(Comm *c) {
     comm_lock(c);
-    for (int set = 0; set < MESH_SETS; set++) c->traffic[set] = (CommTraffic){0};
+    for (int set = 0; set < MESH_ASKED_SETS; set++) c->traffic[set] = (CommTraffic){0};
     c->point_traffic = (CommTraffic){0};
     comm_unlock(c);
 }

@@ -83,9 +83,10 @@ int communicators_sets(const Mesh *mesh, AxisSet out[COMMUNICATOR_SETS]) {
     int count = 0;
     for (int axis = 0; axis < AXES; axis++) used |= mesh->degree[axis] > 1 ? 1u << axis : 0;
     for (int i = 0; i < COMMUNICATOR_SETS; i++) {
-        bool there = (names[i] & used) == 0;
-        for (int k = 0; k < count; k++) there = there || out[k] == (names[i] & used);
-        if (!there) out[count++] = names[i] & used;
+        AxisSet set = mesh_axes(mesh, names[i]) & used;
+        bool there = set == 0;
+        for (int k = 0; k < count; k++) there = there || out[k] == set;
+        if (!there) out[count++] = set;
     }
     return count;
 }

@@ -181,11 +181,12 @@ struct Comm {
     CommTransport *transport;
     int small, point, control; /* channels of all ranks */
     bool has_mesh;
-    AxisSet used; /* axes with more than one rank */
+    AxisSet used;   /* axes with more than one rank */
+    AxisSet folded; /* axes that MESH_FOLDED stands for */
     Group groups[MESH_SETS];
-    uint64_t small_started;         /* small operations so far: their tags */
-    AxisSet asked;                  /* set of the current operation; written under the lock */
-    CommTraffic traffic[MESH_SETS]; /* of collectives, by the set asked for */
+    uint64_t small_started;               /* small operations so far: their tags */
+    AxisSet asked;                        /* set of the current operation; written under the lock */
+    CommTraffic traffic[MESH_ASKED_SETS]; /* of collectives, by the set asked for */
     CommTraffic point_traffic;
     Device own, *device;  /* own: single-threaded; device: the program's, or NULL */
     const void **addends; /* [size] addresses for sum_partials */

@@ -24,6 +24,7 @@ const char *axis_name(Axis axis) {
 char *mesh_set_name(AxisSet set, char out[64]) {
     size_t length = 0;
     *out = 0;
+    set &= ~(AxisSet)MESH_FOLDED;
     if (set & 1u << AXIS_TP) set &= ~(1u << AXIS_KV);
     if (set & (1u << AXIS_EP | 1u << AXIS_CP)) set &= ~(1u << AXIS_EP_CP);
     for (int axis = 0; axis < AXES; axis++)
@@ -100,6 +101,24 @@ static ErrorCode check_product(const MeshOptions *o, int world, Error *err) {
         name_others(o, names), (long long)o->dp_shard, (long long)ranks, world, (long long)ranks, instead);
 }
 
+/* Experts are cut by their width over tp as an MLP is, or not at all. */
+static ErrorCode check_expert_tensors(const MeshOptions *o, Error *err) {
+    if (o->etp == 0 || o->etp == o->tp) return OK;
+    if (o->etp != 1)
+        return error_set(err, ERR_CONFIG,
+                         "mesh.etp %lld with mesh.tp %lld: experts are whole, or cut over all ranks of tp: "
+                         "1 or %lld would do",
+                         (long long)o->etp, (long long)o->tp, (long long)o->tp);
+    if (o->ep % o->tp == 0) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "mesh.ep %lld with mesh.etp 1 is laid over all ranks of mesh.tp %lld and is no multiple "
+                     "of it: set mesh.ep to %lld, or leave out mesh.etp",
+                     (long long)o->ep, (long long)o->tp, (long long)((o->ep / o->tp + 1) * o->tp));
+}
+
+/* Ranks of tp in a group of ep. */
+static int64_t folded_ranks(const MeshOptions *o) { return mesh_folds(o) ? o->tp : 1; }
+
 /* One rank of a group of ep sums over its ranks, so these must be a block of the canonical tree over all
  * (base/tree.h): they are neighbours, along cp first. */
 static bool lies_over(int64_t ep, int64_t shards, int64_t contexts) {
@@ -109,22 +128,23 @@ static bool lies_over(int64_t ep, int64_t shards, int64_t contexts) {
 
 /* Checks ep against the ranks along dp_shard, which is known by now, and cp. */
 static ErrorCode check_experts(const MeshOptions *o, Error *err) {
-    char that[256], contexts[40] = "";
+    char that[256], contexts[40] = "", tensors[64] = "";
     size_t at = 0;
-    int64_t last = 1;
-    if (lies_over(o->ep, o->dp_shard, o->cp)) return OK;
+    int64_t last = 1, tp = folded_ranks(o);
+    if (lies_over(o->ep / tp, o->dp_shard, o->cp)) return OK;
     if (o->cp > 1) snprintf(contexts, sizeof contexts, " x mesh.cp %lld", (long long)o->cp);
+    if (tp > 1) snprintf(tensors, sizeof tensors, "mesh.tp %lld ranks times ", (long long)tp);
     while (lies_over(2 * last, o->dp_shard, o->cp)) last *= 2;
     for (int64_t n = 1; n <= last; n *= 2)
         at += (size_t)snprintf(that + at, sizeof that - at, "%s%lld",
                                n == 1      ? ""
                                : n == last ? " or "
                                            : ", ",
-                               (long long)n);
+                               (long long)(n * tp));
     return error_set(err, ERR_CONFIG,
-                     "mesh.ep %lld is laid over mesh.dp_shard %lld%s, in groups of a power of two that "
+                     "mesh.ep %lld is laid over mesh.dp_shard %lld%s, in groups of %sa power of two that "
                      "divides %s: %s would do",
-                     (long long)o->ep, (long long)o->dp_shard, contexts,
+                     (long long)o->ep, (long long)o->dp_shard, contexts, tensors,
                      o->cp > 1 ? "mesh.cp, or is a multiple of it" : "it", that);
 }
 
@@ -137,11 +157,14 @@ ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *e
         TRY(ranks_left(options, world, &o.dp_shard, err));
     else
         TRY(check_product(&o, world, err));
+    TRY(check_expert_tensors(&o, err));
     TRY(check_experts(&o, err));
-    int contexts = (int)(o.ep < o.cp ? o.ep : o.cp), shards = (int)o.ep / contexts;
+    int64_t sources = o.ep / folded_ranks(&o);
+    int contexts = (int)(sources < o.cp ? sources : o.cp), shards = (int)sources / contexts;
     *mesh = (Mesh){{(int)o.pp, (int)o.dp_replicate, (int)o.dp_shard / shards, shards, (int)o.cp / contexts,
                     contexts, (int)o.tp, 1},
-                   world};
+                   world,
+                   mesh_folds(&o)};
     return OK;
 }
 
@@ -204,10 +227,16 @@ void mesh_lay_copies(Mesh *mesh, int copies) {
     mesh->degree[AXIS_TP] = tp / copies, mesh->degree[AXIS_KV] = copies;
 }
 
+AxisSet mesh_axes(const Mesh *mesh, AxisSet set) {
+    AxisSet folded = set & MESH_FOLDED && mesh->folded ? MESH_TENSOR : 0;
+    return (set & ~(AxisSet)MESH_FOLDED) | folded;
+}
+
 int mesh_degree(const Mesh *mesh, Axis axis) {
+    if (axis == AXIS_EP) return mesh_size(mesh, MESH_EXPERTS);
     int part = 1;
     if (axis == AXIS_DP_SHARD) part = mesh->degree[AXIS_EP];
-    if (axis == AXIS_CP || axis == AXIS_EP) part = mesh->degree[AXIS_EP_CP];
+    if (axis == AXIS_CP) part = mesh->degree[AXIS_EP_CP];
     if (axis == AXIS_TP) part = mesh->degree[AXIS_KV];
     return mesh->degree[axis] * part;
 }
@@ -237,6 +266,7 @@ void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]) {
 /* 1 for a set without axes: each rank is a group of its own. */
 int mesh_size(const Mesh *mesh, AxisSet set) {
     int size = 1;
+    set = mesh_axes(mesh, set);
     for (int axis = 0; axis < AXES; axis++)
         if (set >> axis & 1) size *= mesh->degree[axis];
     return size;
@@ -245,6 +275,7 @@ int mesh_size(const Mesh *mesh, AxisSet set) {
 /* Index among the ranks of the group, which are in the order of ranks: outer axes first. */
 int mesh_group_rank(const Mesh *mesh, AxisSet set, int rank) {
     int at[AXES], group_rank = 0;
+    set = mesh_axes(mesh, set);
     mesh_coordinates(mesh, rank, at);
     for (int axis = 0; axis < AXES; axis++)
         if (set >> axis & 1) group_rank = group_rank * mesh->degree[axis] + at[axis];
@@ -256,6 +287,7 @@ int mesh_group_rank(const Mesh *mesh, AxisSet set, int rank) {
 int mesh_member(const Mesh *mesh, AxisSet set, int rank, int group_rank) {
     int at[AXES];
     CHECK(group_rank >= 0 && group_rank < mesh_size(mesh, set));
+    set = mesh_axes(mesh, set);
     mesh_coordinates(mesh, rank, at);
     for (int axis = AXES - 1; axis >= 0; axis--)
         if (set >> axis & 1) {

@@ -10,7 +10,10 @@
  *     dp_shard = dp_shard * EP + ep, cp = cp * EP_CP + ep_cp, where CP or EP is 1
  *
  * In the same way kv is laid over tp where TP exceeds the number of KV heads: KV neighbouring ranks hold the
- * same KV heads. kv has no option, and is named as tp. */
+ * same KV heads. kv has no option, and is named as tp.
+ *
+ * With mesh.etp 1 each rank of tp has whole experts of its own (MoE parallel folding, Liu et al. 2025, arXiv
+ * 2504.14960). ep is then laid over dp_shard x cp x tp: its groups include all ranks of tp. */
 #ifndef WEFT_COMM_MESH_H
 #define WEFT_COMM_MESH_H
 
@@ -36,33 +39,38 @@ static inline bool axis_is_asked(Axis axis) { return axis != AXIS_EP_CP && axis 
 
 /* A group is a set of axes: the ranks that differ on these axes only, in the order of their numbers. The
  * purpose of each group has a name here, so that no other code needs to know its axes. */
-typedef uint32_t AxisSet; /* bit a: Axis a */
+typedef uint32_t AxisSet; /* bit a: Axis a; MESH_FOLDED */
 enum {
-    MESH_PIPELINE = 1 << AXIS_PP,                  /* the stages of one pipeline */
-    MESH_REPLICAS = 1 << AXIS_DP_REPLICATE,        /* ranks with equal shards of the parameters */
-    MESH_EXPERTS = 1 << AXIS_EP | 1 << AXIS_EP_CP, /* ranks that divide a layer's experts (EP group) */
+    MESH_PIPELINE = 1 << AXIS_PP,           /* the stages of one pipeline */
+    MESH_REPLICAS = 1 << AXIS_DP_REPLICATE, /* ranks with equal shards of the parameters */
+    MESH_FOLDED = 1 << AXES, /* stands for tp and kv where these ranks divide experts, else for no axis */
+    MESH_EXPERT_SOURCES = 1 << AXIS_EP | 1 << AXIS_EP_CP, /* ranks of an EP group with tokens of other data */
+    MESH_EXPERTS = MESH_EXPERT_SOURCES | MESH_FOLDED,     /* ranks that divide a layer's experts (EP group) */
     MESH_EXPERT_SHARDS =
-        1 << AXIS_DP_SHARD | 1 << AXIS_CP,           /* ranks that shard the parameters of the same experts */
-    MESH_SHARDS = MESH_EXPERT_SHARDS | MESH_EXPERTS, /* ranks that shard all other parameters (FSDP group) */
-    MESH_TENSOR = 1 << AXIS_TP | 1 << AXIS_KV,       /* ranks that shard single matrices (TP group) */
-    MESH_KEY_COPIES = 1 << AXIS_KV,                  /* ranks of tp with the same KV heads */
+        1 << AXIS_DP_SHARD | 1 << AXIS_CP, /* ranks that shard the parameters of the same experts */
+    /* ranks that shard all other parameters (FSDP group) */
+    MESH_SHARDS = MESH_EXPERT_SHARDS | MESH_EXPERT_SOURCES,
+    MESH_TENSOR = 1 << AXIS_TP | 1 << AXIS_KV, /* ranks that shard single matrices (TP group) */
+    MESH_KEY_COPIES = 1 << AXIS_KV,            /* ranks of tp with the same KV heads */
     /* ranks that divide the tokens of a sequence (CP group) */
     MESH_CONTEXT = 1 << AXIS_CP | 1 << AXIS_EP_CP,
     /* ranks that read different data */
     MESH_DATA = 1 << AXIS_DP_REPLICATE | 1 << AXIS_DP_SHARD | 1 << AXIS_EP,
-    MESH_SETS = 1 << AXES
+    MESH_SETS = 1 << AXES,          /* sets of axes */
+    MESH_ASKED_SETS = 2 * MESH_SETS /* with MESH_FOLDED or without */
 };
 /* Writes "dp_replicate x dp_shard" to out; returns out. */
 char *mesh_set_name(AxisSet set, char out[64]);
 
-/* Requested degrees; dp_shard -1 takes the remaining ranks. */
+/* Requested degrees; dp_shard -1 takes the remaining ranks, and etp 0 is tp. */
 typedef struct MeshOptions {
-    int64_t pp, dp_replicate, dp_shard, cp, tp, ep;
+    int64_t pp, dp_replicate, dp_shard, cp, tp, ep, etp;
 } MeshOptions;
 
 typedef struct Mesh {
     int degree[AXES]; /* each at least 1; their product is world */
     int world;
+    bool folded; /* ranks of tp divide experts */
 } Mesh;
 
 /* The same mesh with another number of replicas (dp_replicate). */
@@ -84,8 +92,12 @@ ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *e
  * program/axes.h computes it. */
 void mesh_lay_copies(Mesh *mesh, int copies);
 /* The degree of an axis as its option gives it: those of dp_shard and cp include their factor of ep, that of
- * tp includes kv. */
+ * tp includes kv, that of ep includes tp where it is folded. */
 int mesh_degree(const Mesh *mesh, Axis axis);
+/* Whether a mesh of these options is folded. */
+static inline bool mesh_folds(const MeshOptions *o) { return o->etp == 1 && o->tp > 1; }
+/* The axes of a set: MESH_FOLDED is replaced by those that it stands for. */
+AxisSet mesh_axes(const Mesh *mesh, AxisSet set);
 
 int mesh_rank(const Mesh *mesh, const int at[AXES]);
 void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]);

@@ -34,6 +34,11 @@ const Option mesh_options[] = {
         "Expert-parallel ranks: the experts of each layer are sharded over so many neighbours of dp_shard x "
         "cp, which send each other the tokens; a power of two. The curve has the same bits.",
         ELSEWHERE("ep_size expert_parallel_degree expert_model_parallel_size")),
+    INT("mesh.etp", etp, "0", 0, 1e6, NOTHING,
+        "Tensor-parallel ranks of an expert: mesh.tp (0), or 1: experts are whole, mesh.ep is a multiple of "
+        "mesh.tp and spans its ranks too, and each of these sends only its own tokens. The curve has the "
+        "same bits at one numerics.etp_invariant_up_to.",
+        ELSEWHERE("expert_tensor_parallel_degree expert_tensor_parallel_size")),
     TABLE_END};
 
 #undef TARGET

@@ -75,7 +75,7 @@ static void forget(Comm *c) {
     transfer_end_all(c);
     for (int set = 0; set < MESH_SETS; set++) c->groups[set] = (Group){0};
     c->has_mesh = false;
-    c->used = 0;
+    c->used = c->folded = 0;
     c->small_started = 0;
     c->failure = (Error){.code = OK};
     c->broken = c->hearsay = c->listening = false;

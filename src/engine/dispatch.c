@@ -12,25 +12,34 @@
  * gradients that the rows of each rank make are added in the canonical tree. Where tokens have exact chunks,
  * the rows of each exact chunk have dispatch chunks of their own.
  *
+ * A source is a rank of ep or, with mesh.etp 1, all ranks of ep of one tp group, which are neighbours. Their
+ * tokens make one sum, so their rows are merged: sorted by expert, then by rank, which is by token.
+ *
+ *     arrived   rank 0: e0 e0 e1 | rank 1: e0 e1 e1   <==>   remote   e0 e0 e0 | e1 e1 e1
+ *
  * Elsewhere called: token dispatcher (Megatron, DeepEP): all-to-all dispatch and combine of MoE, expert
  * parallelism, dropless; no capacity factor drops tokens. */
 #include <stdlib.h>
 
+#include "device/ops/linear.h"
 #include "device/ops/memory.h"
 #include "engine/execution.h"
 
-/* Length of a rank's table of runs: for each exact chunk, where each expert's rows begin and where the last
- * ends. */
+/* Length of a rank's table of runs: for each of its routing pieces, where each expert's rows begin and where
+ * the last ends. */
 static int64_t runs_of_rank(const Engine *e) {
-    return model_exact_chunks(&e->model) * model_dim(&e->model.config, DIM_RUNS);
+    return model_local_pieces(&e->model) * model_dim(&e->model.config, DIM_RUNS);
 }
 
 void dispatch_open(Engine *e) {
-    size_t ranks = (size_t)e->plan->partition.experts, each = (size_t)runs_of_rank(e), runs = each * ranks;
+    const Model *m = &e->model;
+    size_t ranks = (size_t)e->plan->partition.experts, each = (size_t)runs_of_rank(e), runs = each * ranks,
+           local = (size_t)(model_exact_chunks(m) * model_dim(&m->config, DIM_LOCAL_RUNS));
     DispatchState *v = &e->traffic.dispatch;
     if (ranks == 1) return;
     v->runs = mem_alloc_array(runs, sizeof *v->runs);
-    v->local_runs = mem_alloc_array(runs, sizeof *v->local_runs);
+    v->local_runs = mem_alloc_array(local, sizeof *v->local_runs);
+    if (model_is_folded(m)) v->orders = mem_alloc_array(2 * (size_t)m->dispatch_rows, sizeof *v->orders);
     v->dispatch_chunk = mem_alloc_array(ranks * ranks, sizeof *v->dispatch_chunk);
     v->first = mem_alloc_array(ranks * ranks, sizeof *v->first);
     v->local = mem_alloc_array(ranks, sizeof *v->local);
@@ -43,6 +52,7 @@ void dispatch_close(Engine *e) {
     DispatchState *v = &e->traffic.dispatch;
     free(v->runs);
     free(v->local_runs);
+    free(v->orders);
     free(v->dispatch_chunk);
     free(v->first);
     free(v->local);
@@ -53,65 +63,87 @@ void dispatch_close(Engine *e) {
 /* ---- how many rows each rank sends to each ---- */
 
 static int ranks_of(const Engine *e) { return e->plan->partition.experts; }
+static int sources_in(const Engine *e) { return e->plan->partition.sources; }
+/* Ranks of a source. */
+static int parts_in(const Engine *e) { return ranks_of(e) / sources_in(e); }
 
-/* The table of runs of a rank's exact chunk, by expert. */
+/* The table of runs, by expert, of a rank's rows of an exact chunk; NULL: it has none. */
 static const int32_t *runs_of(const Engine *e, int rank, int exact_chunk) {
-    return e->traffic.dispatch.runs + rank * runs_of_rank(e) +
-           exact_chunk * model_dim(&e->model.config, DIM_RUNS);
+    int piece = model_piece_in(&e->model, rank % parts_in(e), exact_chunk);
+    if (piece < 0) return NULL;
+    return e->traffic.dispatch.runs + rank * runs_of_rank(e) + piece * model_dim(&e->model.config, DIM_RUNS);
 }
 
 /* Rows of an exact chunk on rank `rank` that go to rank `to`. Rows are sorted by expert, so they are one
  * run. */
 static CommRange leaving(const Engine *e, int exact_chunk, int rank, int to) {
     const int32_t *runs = runs_of(e, rank, exact_chunk);
+    if (!runs) return (CommRange){0, 0};
     int64_t own = model_local_experts(&e->model.config),
-            before = exact_chunk * model_exact_chunk(&e->model, model_assignments(&e->model));
+            before = model_piece_in(&e->model, rank % parts_in(e), exact_chunk) *
+                     (model_rows(&e->model) / model_local_pieces(&e->model));
     return (CommRange){before + runs[to * own], runs[(to + 1) * own] - runs[to * own]};
+}
+
+/* The same of all ranks of a source. */
+static int64_t leaving_source(const Engine *e, int exact_chunk, int source, int to) {
+    int64_t count = 0;
+    for (int i = 0; i < parts_in(e); i++)
+        count += leaving(e, exact_chunk, source * parts_in(e) + i, to).count;
+    return count;
 }
 
 /* Cuts an exact chunk into dispatch chunks; every rank computes this for all ranks. Returns the number of
  * chunks. */
 static int cut_dispatch_chunks(Engine *e, int exact_chunk) {
     DispatchState *v = &e->traffic.dispatch;
-    int ranks = ranks_of(e), most = 0;
+    int ranks = ranks_of(e), parts = parts_in(e), most = 0;
     for (int to = 0; to < ranks; to++) {
         int64_t taken = 0;
         int dispatch_chunk = 0;
         for (int from = 0; from < ranks; from++) {
-            int64_t count = leaving(e, exact_chunk, from, to).count;
+            int64_t count = leaving_source(e, exact_chunk, from / parts, to);
             CHECK(count >= 0 && count <= e->model.dispatch_rows);
-            if (taken + count > e->model.dispatch_rows) dispatch_chunk++, taken = 0;
+            bool begins = from % parts == 0;
+            if (begins && taken + count > e->model.dispatch_rows) dispatch_chunk++, taken = 0;
             v->dispatch_chunk[to * ranks + from] = dispatch_chunk, v->first[to * ranks + from] = taken;
-            taken += count;
+            taken += leaving(e, exact_chunk, from, to).count;
         }
         if (dispatch_chunk > most) most = dispatch_chunk;
     }
     return most + 1;
 }
 
-/* The source ranks whose rows come here in a dispatch chunk: first, how many. */
+/* The sources whose rows come here in a dispatch chunk: first, how many. */
 static TreeBlock sources_of(const Engine *e, int dispatch_chunk) {
     const int *chunk = e->traffic.dispatch.dispatch_chunk + e->plan->partition.expert * ranks_of(e);
     TreeBlock sources = {.first = 0};
-    for (int r = 0; r < ranks_of(e); r++)
-        if (chunk[r] == dispatch_chunk && sources.size++ == 0) sources.first = r;
+    for (int s = 0; s < sources_in(e); s++)
+        if (chunk[s * parts_in(e)] == dispatch_chunk && sources.size++ == 0) sources.first = s;
     return sources;
+}
+
+/* Adds a rank's runs of local experts to those of its source: where they begin, and at [own] where the last
+ * ends. */
+static void add_runs(const Engine *e, int rank, int exact_chunk, int32_t *to /* [own + 1] */) {
+    const int32_t *runs = runs_of(e, rank, exact_chunk);
+    if (!runs) return;
+    runs += model_first_expert(&e->model.config);
+    for (int64_t k = 0; k <= model_local_experts(&e->model.config); k++) to[k] += runs[k] - runs[0];
 }
 
 /* Makes the tables of local runs of an exact chunk's dispatch chunks (ExpertDispatch). */
 static void find_local_runs(Engine *e, const DispatchTensors *t, int exact_chunk, int dispatch_chunks) {
-    const ModelConfig *c = &e->model.config;
-    int64_t own = model_local_experts(c), each = ranks_of(e) * (own + 1);
+    int64_t own = model_local_experts(&e->model.config), each = sources_in(e) * (own + 1);
     int32_t *tables = e->traffic.dispatch.local_runs + exact_chunk * each;
     for (int i = 0; i < dispatch_chunks; i++) {
         TreeBlock sources = sources_of(e, i);
         int32_t *to = tables + sources.first * (own + 1), next = 0;
-        for (int r = sources.first; r < sources.first + sources.size; r++) {
-            const int32_t *runs = runs_of(e, r, exact_chunk) + model_first_expert(c);
-            for (int64_t k = 0; k < own; k++) *to++ = next + runs[k] - runs[0];
-            next += runs[own] - runs[0];
+        for (int s = 0; s < sources.size; s++, next = to[own], to += own) {
+            for (int64_t k = 0; k <= own; k++) to[k] = next;
+            for (int r = 0; r < parts_in(e); r++)
+                add_runs(e, (sources.first + s) * parts_in(e) + r, exact_chunk, to);
         }
-        if (sources.size > 0) *to = next;
     }
     OP(e->device, upload, t->local_runs + exact_chunk * each, tables, (size_t)each * sizeof *tables);
 }
@@ -151,6 +183,40 @@ static void find_parts(Engine *e, int exact_chunk, int dispatch_chunk) {
     }
 }
 
+/* Finds the order of the merged rows of a dispatch chunk. */
+static void find_orders(Engine *e, const DispatchTensors *t, int exact_chunk, TreeBlock sources) {
+    DispatchState *v = &e->traffic.dispatch;
+    int64_t own = model_local_experts(&e->model.config), rows = e->model.dispatch_rows;
+    int32_t *arrived = v->orders, *merged = v->orders + rows, next = 0;
+    int parts = parts_in(e), first = sources.first * parts;
+    for (int64_t i = 0; i < sources.size * own; i++)
+        for (int r = first + (int)(i / own) * parts, end = r + parts; r < end; r++) {
+            const int32_t *runs = runs_of(e, r, exact_chunk);
+            if (!runs) continue;
+            runs += model_first_expert(&e->model.config);
+            for (int32_t k = runs[i % own]; k < runs[i % own + 1]; k++, next++) {
+                arrived[next] = (int32_t)v->remote[r].first + k - runs[0];
+                merged[arrived[next]] = next;
+            }
+        }
+    OP(e->device, upload, t->orders, v->orders, 2 * (size_t)rows * sizeof *v->orders);
+}
+
+/* Rows are of states, or have one weight each. */
+static Dtype type_of_rows(const Engine *e, size_t bytes) {
+    return bytes == (size_t)e->model.config.hidden_size * sizeof(uint16_t) ? DTYPE_BF16 : DTYPE_F32;
+}
+
+/* Copies the rows of a dispatch chunk in another order: row i of `to` is row order[i] of `from`. Rows are
+ * looked up as in an embedding. */
+static void reorder(Engine *e, const int32_t *order, size_t bytes, const char *from, char *to) {
+    Dtype type = type_of_rows(e, bytes);
+    int64_t count = 0;
+    for (int r = 0; r < ranks_of(e); r++) count += e->traffic.dispatch.remote[r].count;
+    OP(e->device, embed_forward, .tokens = count, .hidden = (int64_t)(bytes / dtype_bytes(type)),
+       .ids = order, .table = from, .rows = ALL_ROWS, .scale = 1.0f, .out = to, .c = type);
+}
+
 static void exchange(Engine *e, const CommRange *out, const char *from, const CommRange *in, char *to,
                      size_t bytes) {
     Error err = {.message = ""};
@@ -160,20 +226,41 @@ static void exchange(Engine *e, const CommRange *out, const char *from, const Co
     execution_wait(e, &request);
 }
 
-/* Counts non-finite values in rows that leave this rank (origin.c). Rows are of states, or have one weight
- * each. */
+/* Counts non-finite values in rows that leave this rank (origin.c). */
 static void count_rows(Execution *x, OriginStage stage, const CommRange *ranges, char *rows, size_t bytes) {
     const Engine *e = x->engine;
-    bool narrow = bytes == (size_t)e->model.config.hidden_size * sizeof(uint16_t);
-    Dtype type = narrow ? DTYPE_BF16 : DTYPE_F32;
+    Dtype type = type_of_rows(e, bytes);
     int64_t width = (int64_t)(bytes / dtype_bytes(type));
     for (int r = 0; r < ranks_of(e); r++)
         origin_states(x, stage, ranges[r].count * width, type, rows + (size_t)ranges[r].first * bytes);
 }
 
-static void send_rows(Execution *x, const DispatchRows *r) {
+/* Merged rows go through `arrived`, a tensor at a time. */
+static void send_merged(Execution *x, const DispatchTensors *t, const DispatchRows *r) {
     Engine *e = x->engine;
     const DispatchState *v = &e->traffic.dispatch;
+    CHECK(r->times == 1);
+    count_rows(x, ORIGIN_SENT, v->local, r->local, r->bytes);
+    exchange(e, v->local, r->local, v->remote, t->arrived, r->bytes);
+    reorder(e, t->orders, r->bytes, t->arrived, r->remote);
+}
+
+static void return_merged(Execution *x, const DispatchTensors *t, const DispatchRows *r) {
+    Engine *e = x->engine;
+    const DispatchState *v = &e->traffic.dispatch;
+    CHECK(r->times == 1);
+    reorder(e, t->orders + e->model.dispatch_rows, r->bytes, r->remote, t->arrived);
+    count_rows(x, ORIGIN_RETURNED, v->remote, t->arrived, r->bytes);
+    exchange(e, v->remote, t->arrived, v->local, r->local, r->bytes);
+}
+
+static void send_rows(Execution *x, const DispatchTensors *t, const DispatchRows *r) {
+    Engine *e = x->engine;
+    const DispatchState *v = &e->traffic.dispatch;
+    if (t->arrived) {
+        send_merged(x, t, r);
+        return;
+    }
     for (int i = 0; i < r->times; i++)
         count_rows(x, ORIGIN_SENT, v->local, r->local + (size_t)i * r->local_step, r->bytes);
     for (int i = 0; i < r->times; i++)
@@ -181,9 +268,13 @@ static void send_rows(Execution *x, const DispatchRows *r) {
                  r->remote + (size_t)i * r->remote_step, r->bytes);
 }
 
-static void return_rows(Execution *x, const DispatchRows *r) {
+static void return_rows(Execution *x, const DispatchTensors *t, const DispatchRows *r) {
     Engine *e = x->engine;
     const DispatchState *v = &e->traffic.dispatch;
+    if (t->arrived) {
+        return_merged(x, t, r);
+        return;
+    }
     for (int i = 0; i < r->times; i++)
         count_rows(x, ORIGIN_RETURNED, v->remote, r->remote + (size_t)i * r->remote_step, r->bytes);
     for (int i = 0; i < r->times; i++)
@@ -194,16 +285,17 @@ static void return_rows(Execution *x, const DispatchRows *r) {
 /* Rows of some sources of a dispatch chunk, of which `rows` has all. */
 static RemoteRows rows_of_sources(const Engine *e, RemoteRows rows, TreeBlock sources) {
     rows.rank = sources.first, rows.sources = sources.size, rows.count = 0;
-    for (int r = 0; r < sources.size; r++) rows.count += e->traffic.dispatch.remote[sources.first + r].count;
+    int parts = parts_in(e), first = sources.first * parts, end = first + sources.size * parts;
+    for (int r = first; r < end; r++) rows.count += e->traffic.dispatch.remote[r].count;
     return rows;
 }
 
 /* Gradients from the sources of a dispatch chunk: subtree by subtree, or rank by rank. */
 static void make_weights(Execution *x, Action a, const UnitPass *unit, const RemoteRows *rows) {
-    int ranks = ranks_of(x->engine), before = rows->exact_chunk * ranks;
+    int sources = sources_in(x->engine), before = rows->exact_chunk * sources;
     TreeBlock all = {rows->rank, rows->sources}, blocks[TREE_BLOCKS];
     bool joined = program_joins_sources(x->program, a.unit);
-    int count = joined ? tree_blocks(ranks, all, blocks) : all.size;
+    int count = joined ? tree_blocks(sources, all, blocks) : all.size;
     for (int i = 0; i < count; i++) {
         TreeBlock block = joined ? blocks[i] : (TreeBlock){all.first + i, 1};
         RemoteRows part = rows_of_sources(x->engine, *rows, block);
@@ -219,13 +311,14 @@ static void run_dispatch_chunk(Execution *x, Action a, const UnitPass *unit, Dis
     Engine *e = x->engine;
     TreeBlock sources = sources_of(e, dispatch_chunk);
     find_parts(e, exact_chunk, dispatch_chunk);
+    if (t->arrived) find_orders(e, t, exact_chunk, sources);
     RemoteRows rows =
         rows_of_sources(e, (RemoteRows){.exact_chunk = exact_chunk, .first = sources.first}, sources);
-    for (int i = 0; i < t->out_count; i++) send_rows(x, &t->out[i]);
+    for (int i = 0; i < t->out_count; i++) send_rows(x, t, &t->out[i]);
     unit_experts(unit, a.ops.first, way, &rows);
     if (way == DISPATCH_BACKWARD) make_weights(x, a, unit, &rows);
     unit_expert_results(unit, a.ops.first, way, &rows);
-    for (int i = 0; i < t->back_count; i++) return_rows(x, &t->back[i]);
+    for (int i = 0; i < t->back_count; i++) return_rows(x, t, &t->back[i]);
 }
 
 void dispatch_run(Execution *x, Action a) {

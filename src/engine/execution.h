@@ -86,7 +86,8 @@ enum { COLLECTIVE_MESSAGES = 2 };
 /* Host memory of DISPATCH (dispatch.c), where ep shards the experts: [ranks of ep] each. */
 typedef struct DispatchState {
     int32_t *runs;             /* [ranks, exact chunks, E + 1] where each expert's rows begin */
-    int32_t *local_runs;       /* [exact chunks, ranks, local experts + 1] see ExpertDispatch */
+    int32_t *local_runs;       /* [exact chunks, sources, local experts + 1] see ExpertDispatch */
+    int32_t *orders;           /* [2, dispatch rows] of a dispatch chunk whose sources are merged; or NULL */
     int *dispatch_chunk;       /* [ranks, ranks] chunk in which the first gets the second's rows, ... */
     int64_t *first;            /* ... and where they lie in its buffer */
     CommRange *local, *remote; /* of the exchange under way: local rows; dispatch buffer */

@@ -26,7 +26,8 @@
  * Where cp may shard the tokens of a microbatch (numerics.cp_invariant_up_to), a slot has one gradient for
  * each local exact chunk; each is rounded by itself.
  *
- * With expert parallelism (mesh.ep), local experts make a gradient for the tokens of each rank of ep. In
+ * With expert parallelism (mesh.ep), local experts make a gradient for the tokens of each rank of ep (with
+ * mesh.etp 1, of all ranks of tp together: they are one source). In
  * fixed point each is rounded by itself, from the same memory. In a slot they are added up as they come, in
  * the canonical tree: those of a dispatch chunk by the products themselves, those of several chunks with
  * log2(ep) partial sums that wait. In the sums of the step there is one sum for each rank, and these are
@@ -250,8 +251,8 @@ void gradients_end_sources(Execution *x, int unit, int microbatch, TreeBlock sou
 static void add_dispatched(Execution *x, Region r) {
     const Partition *p = &x->engine->plan->partition;
     const float *ranges[SPLITS_MAX], *all = (const float *)(const void *)r.all;
-    for (int i = 0; i < p->experts; i++) ranges[i] = all + i * r.shard->total;
-    OP(x->engine->device, sum_partials, r.shard->total, p->experts, ranges, (float *)(void *)r.all);
+    for (int i = 0; i < p->sources; i++) ranges[i] = all + i * r.shard->total;
+    OP(x->engine->device, sum_partials, r.shard->total, p->sources, ranges, (float *)(void *)r.all);
 }
 
 /* ---- reductions ---- */

@@ -199,9 +199,10 @@ void update_parameters(Engine *e, int unit) {
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) update_parameter(e, i);
 }
 
-/* A skipped step changes nothing, not even the optimizer's states. */
+/* A skipped step changes nothing, not even the optimizer's states. Steps of exchanged matrices come first:
+ * they are in scratch, which the update of a matrix that is whole here (an expert, with mesh.etp 1) needs. */
 void update_unit(Execution *x, int unit) {
     if (x->result->skipped) return;
-    update_parameters(x->engine, unit);
     matrices_update(x, unit);
+    update_parameters(x->engine, unit);
 }

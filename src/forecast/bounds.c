@@ -10,7 +10,7 @@ Config bounds_config(const Bounds *b, const Choice *c) {
     Config out = *b->config;
     bool same = strcmp(c->schedule, out.pipeline.schedule) == 0 &&
                 c->stages_per_rank == (int)out.pipeline.stages_per_rank;
-    out.mesh = (MeshOptions){c->pp, c->replicas, -1, c->cp, c->tp, c->ep};
+    out.mesh = (MeshOptions){c->pp, c->replicas, -1, c->cp, c->tp, c->ep, c->etp};
     out.train.microbatch = c->sequences;
     out.train.tokens_per_step = b->step * out.train.context;
     out.train.recompute = c->recompute;
@@ -24,6 +24,9 @@ Config bounds_config(const Bounds *b, const Choice *c) {
     out.pipeline.layers_per_stage = 0;
     return out;
 }
+
+/* Ranks of ep along dp_shard and cp. */
+static int sources_of(int ep, int etp, int tp) { return etp == 1 ? ep / tp : ep; }
 
 int bounds_data_ranks(const Bounds *b, const Choice *c) {
     int each = c->pp * c->cp * c->tp;
@@ -53,7 +56,7 @@ void bounds_normalize(const Bounds *b, Choice *c) {
  * pipeline rank, and whether microbatches have gradients of their own. */
 typedef enum ProbeKind { TOGETHER, APART_ALONE, APART_IN_PIPELINE } ProbeKind;
 typedef struct ProbeKey {
-    int cp, tp, ep, recompute, kind, slots;
+    int cp, tp, ep, etp, recompute, kind, slots;
     int64_t sequences;
 } ProbeKey;
 
@@ -87,18 +90,21 @@ static size_t hash_of(const int64_t *fields, size_t count) {
 }
 
 static size_t bucket_of(const ProbeKey *k) {
-    const int64_t fields[] = {k->cp, k->tp, k->ep, k->recompute, k->kind, k->slots, k->sequences};
+    const int64_t fields[] = {k->cp, k->tp, k->ep, k->etp, k->recompute, k->kind, k->slots, k->sequences};
     return hash_of(fields, sizeof fields / sizeof *fields);
 }
 
 static bool same_key(const ProbeKey *a, const ProbeKey *b) {
-    return a->cp == b->cp && a->tp == b->tp && a->ep == b->ep && a->recompute == b->recompute &&
-           a->kind == b->kind && a->slots == b->slots && a->sequences == b->sequences;
+    return a->cp == b->cp && a->tp == b->tp && a->ep == b->ep && a->etp == b->etp &&
+           a->recompute == b->recompute && a->kind == b->kind && a->slots == b->slots &&
+           a->sequences == b->sequences;
 }
 
 /* The fewest data-parallel ranks: those that ep needs beside cp, and two where slots need a reduction. */
 static int data_ranks_of(const ProbeKey *k) {
-    int ep = k->ep % k->cp == 0 ? k->ep / k->cp : k->cp % k->ep == 0 ? 1 : k->ep;
+    int sources = sources_of(k->ep, k->etp, k->tp), ep = sources % k->cp == 0   ? sources / k->cp
+                                                         : k->cp % sources == 0 ? 1
+                                                                                : sources;
     return k->slots && ep * k->cp == 1 ? 2 : ep;
 }
 
@@ -149,6 +155,7 @@ static Config probe_config(const Bounds *b, const ProbeKey *k) {
                 .cp = k->cp,
                 .tp = k->tp,
                 .ep = k->ep,
+                .etp = k->etp,
                 .sequences = k->sequences,
                 .schedule = schedule_name(pp > 1 ? PIPE_ZB_H1 : PIPE_1F1B),
                 .stages_per_rank = 1,
@@ -234,7 +241,7 @@ static const Probe *probe(Bounds *b, const ProbeKey *key) {
 }
 
 static const Probe *probe_of(Bounds *b, const Choice *c, ProbeKind kind, bool slots) {
-    ProbeKey key = {c->cp, c->tp, c->ep, c->recompute, (int)kind, slots, c->sequences};
+    ProbeKey key = {c->cp, c->tp, c->ep, c->etp, c->recompute, (int)kind, slots, c->sequences};
     return probe(b, &key);
 }
 
@@ -273,7 +280,7 @@ struct PipeBound {
 /* Stages, their ranks and orders depend on these alone. */
 typedef struct LayoutKey {
     const char *schedule;
-    int pp, stages_per_rank, microbatches, recompute, ep, copies;
+    int pp, stages_per_rank, microbatches, recompute, ep, etp, copies;
 } LayoutKey;
 
 struct KnownLayout {
@@ -299,7 +306,7 @@ static void forget_layouts(Bounds *b) {
 static bool same_layout(const LayoutKey *a, const LayoutKey *b) {
     return a->schedule == b->schedule && a->pp == b->pp && a->stages_per_rank == b->stages_per_rank &&
            a->microbatches == b->microbatches && a->recompute == b->recompute && a->ep == b->ep &&
-           a->copies == b->copies;
+           a->etp == b->etp && a->copies == b->copies;
 }
 
 /* The layout of a choice, valid until the next one is asked for; NULL: it is not possible. */
@@ -311,6 +318,7 @@ static const Layout *layout_of(Bounds *b, const Choice *c, int microbatches) {
                      microbatches,
                      c->recompute,
                      c->ep,
+                     c->etp,
                      axes_copies(&b->config->model.shape, c->tp)};
     const int64_t fields[] = {(int64_t)(uintptr_t)key.schedule,
                               key.pp,
@@ -318,6 +326,7 @@ static const Layout *layout_of(Bounds *b, const Choice *c, int microbatches) {
                               microbatches,
                               key.recompute,
                               key.ep,
+                              key.etp,
                               key.copies};
     if (b->cells > MOST_CELLS) forget_layouts(b);
     KnownLayout **at = &b->layouts[hash_of(fields, sizeof fields / sizeof *fields)];
@@ -459,7 +468,7 @@ enum { LINE = 16 }; /* shards are cut at multiples of so many elements (program/
 
 static int shards_of_flat(const View *v, int flat) {
     bool experts = flat == FLAT_EXPERTS || flat == FLAT_EXPERT_VECTORS || flat == FLAT_FROZEN_EXPERTS;
-    return experts ? v->shards / v->c->ep : v->shards;
+    return experts ? v->shards / sources_of(v->c->ep, v->c->etp, v->c->tp) : v->shards;
 }
 
 /* Elements of the largest and of the smallest shard of a flat. */

@@ -2,8 +2,8 @@
  * above what a full forecast of the layout gives. tests/forecast/test_search.c compares the two for some
  * thousand plans.
  *
- * Costs of units come from a probe: a forecast of one microbatch with the same tp, cp, ep, recomputation and
- * sequences, on as few ranks as these need. The full forecast has the same ops and collectives inside its
+ * Costs of units come from a probe: a forecast of one microbatch with the same tp, cp, ep, etp, recomputation
+ * and sequences, on as few ranks as these need. The full forecast has the same ops and collectives inside its
  * passes, so a simulation of the schedule with these costs has its makespan. Added to that:
  *
  *     exposed   the first gather and the last reduction, which no pass hides; or the time of all that crosses
@@ -21,6 +21,7 @@
 /* A point of the search space. dp_shard takes the ranks that are left. */
 typedef struct Choice {
     int pp, replicas, cp, tp, ep;
+    int etp;              /* 1: experts are whole although tp is more; else 0 */
     int64_t sequences;    /* of a microbatch */
     const char *schedule; /* not owned */
     int stages_per_rank;

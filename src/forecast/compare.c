@@ -163,10 +163,12 @@ static int three_way(double a, double b) { return (a > b) - (a < b); }
 static int by_choice(const Choice *x, const Choice *y) {
     const int a[] = {x->pp,   x->tp,       x->cp,
                      x->ep,   x->replicas, x->recompute,
-                     x->sync, x->reshard,  x->stages_per_rank},
+                     x->sync, x->reshard,  x->stages_per_rank,
+                     x->etp},
               b[] = {y->pp,   y->tp,       y->cp,
                      y->ep,   y->replicas, y->recompute,
-                     y->sync, y->reshard,  y->stages_per_rank};
+                     y->sync, y->reshard,  y->stages_per_rank,
+                     y->etp};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
         if (a[i] != b[i]) return a[i] - b[i];
     return strcmp(x->schedule, y->schedule);
@@ -220,6 +222,7 @@ static void put_row(const Compare *p, const Candidate *a, Text *out) {
                 p->q->memory <= 0 ? ""
                 : a->fits         ? "  yes"
                                   : "  no ");
+    if (c->etp == 1) text_puts(out, " etp=1");
     put_settings(p, a, "", out);
     text_puts(out, "\n");
 }
@@ -279,7 +282,7 @@ static void put_name(const Compare *p, const Candidate *a, Text *out) {
     static const char *const recompute[] = {RECOMPUTE_KINDS(CHOICE_NAME)};
     const Choice *c = &a->choice;
     text_printf(out, "pp %d, tp %d, cp %d", c->pp, c->tp, c->cp);
-    if (has_experts(p)) text_printf(out, ", ep %d", c->ep);
+    if (has_experts(p)) text_printf(out, ", ep %d%s", c->ep, c->etp == 1 ? ", etp 1" : "");
     if (c->pp > 1) text_printf(out, ", %s", c->schedule);
     text_printf(out, ", recompute %s", recompute[c->recompute]);
 }
@@ -330,6 +333,7 @@ static void put_keys(const Compare *p, const Candidate *a, Text *out) {
     text_printf(out, "keys: mesh.pp=%d mesh.dp_replicate=%d mesh.dp_shard=-1 mesh.cp=%d mesh.tp=%d", c->pp,
                 c->replicas, c->cp, c->tp);
     if (has_experts(p)) text_printf(out, " mesh.ep=%d", c->ep);
+    if (c->etp == 1 || p->c->mesh.etp > 0) text_printf(out, " mesh.etp=%d", c->etp);
     bool other = strcmp(c->schedule, asked->schedule) != 0 || c->stages_per_rank != asked->stages_per_rank;
     if (c->pp > 1 && other)
         text_printf(out, " pipeline.schedule=%s pipeline.stages_per_rank=%d%s", c->schedule,
@@ -378,8 +382,8 @@ static bool are_alike(const Candidate *a, const Candidate *b) {
     const Choice *x = &a->choice, *y = &b->choice;
     return strcmp(x->schedule, y->schedule) == 0 && a->microbatches == b->microbatches &&
            a->stages_per_rank == b->stages_per_rank && x->pp == y->pp && x->tp == y->tp && x->cp == y->cp &&
-           x->ep == y->ep && x->replicas == y->replicas && fabs(a->time - b->time) <= 1e-9 * a->time &&
-           a->memory == b->memory && a->sent == b->sent;
+           x->ep == y->ep && x->etp == y->etp && x->replicas == y->replicas &&
+           fabs(a->time - b->time) <= 1e-9 * a->time && a->memory == b->memory && a->sent == b->sent;
 }
 
 /* Of sorted candidates: settings that are the same for this mesh, such as a key that is given and the value
@@ -440,6 +444,7 @@ static ErrorCode read_step(Compare *p, Error *err) {
                         .cp = mesh_size(&mesh, MESH_CONTEXT),
                         .tp = mesh_size(&mesh, MESH_TENSOR),
                         .ep = mesh_size(&mesh, MESH_EXPERTS),
+                        .etp = mesh_folds(&p->c->mesh),
                         .sequences = sequences,
                         .schedule = p->c->pipeline.schedule,
                         .stages_per_rank = (int)p->c->pipeline.stages_per_rank,

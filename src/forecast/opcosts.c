@@ -173,8 +173,9 @@ static void expert_weights(Counter *c, const UnitPass *u, Action a, RemoteRows r
 /* Assumes that tokens go evenly to all ranks, and so in one dispatch chunk. */
 static void dispatch(Counter *c, const UnitPass *u, Action a) {
     DispatchPass way = a.pass == ACT_FWD || a.pass == ACT_RECOMPUTE ? DISPATCH_FORWARD : DISPATCH_BACKWARD;
-    int ranks = (int)model_expert_ranks(&c->model.config), exact_chunks = model_exact_chunks(&c->model);
-    int64_t each = model_assignments(&c->model) / exact_chunks / ranks;
+    const ModelConfig *m = &c->model.config;
+    int ranks = (int)model_expert_sources(m), exact_chunks = model_exact_chunks(&c->model);
+    int64_t each = model_assignments(&c->model) / exact_chunks / model_expert_ranks(m);
     c->op = "experts, of remote tokens";
     unit_permute(u, a.ops.first, way);
     for (int s = 0; s < exact_chunks; s++) {

@@ -72,6 +72,18 @@ static void take_sequences(const Space *s, Choice c) {
     }
 }
 
+/* With ep ranks for the experts, which tp cuts, or which are whole. */
+static void take_experts(const Space *s, Choice c) {
+    Error ignored = {.message = ""};
+    ModelConfig whole = *model_of(s);
+    if (s->q->world % c.ep != 0 || (c.ep > 1 && axes_check_experts(&whole, c.ep, &ignored) != OK)) return;
+    take_sequences(s, c);
+    whole.whole_experts = true, c.etp = 1;
+    if (c.tp > 1 && c.ep % c.tp == 0 &&
+        axes_check_whole_experts(&whole, (TpGroup){.size = c.tp}, ALL_TOKENS, &ignored) == OK)
+        take_sequences(s, c);
+}
+
 static void take_degrees(const Space *s) {
     Error ignored = {.message = ""};
     const ModelConfig *m = model_of(s);
@@ -82,9 +94,7 @@ static void take_degrees(const Space *s) {
         for (c.cp = 1; c.cp <= contexts; c.cp++) {
             if (s->q->world % (c.tp * c.cp) != 0 || s->q->config->train.context % (2 * c.cp * c.tp) != 0)
                 continue;
-            for (c.ep = 1; c.ep <= experts; c.ep++)
-                if (s->q->world % c.ep == 0 && (c.ep == 1 || axes_check_experts(m, c.ep, &ignored) == OK))
-                    take_sequences(s, c);
+            for (c.ep = 1; c.ep <= experts; c.ep++) take_experts(s, c);
         }
     }
 }
@@ -162,7 +172,7 @@ static void take_plans(const Space *s, Choice c) {
     for (c.replicas = 1; c.replicas <= data; c.replicas++) {
         Mesh mesh;
         if (data % c.replicas != 0) continue;
-        MeshOptions o = {c.pp, c.replicas, -1, c.cp, c.tp, c.ep};
+        MeshOptions o = {c.pp, c.replicas, -1, c.cp, c.tp, c.ep, c.etp};
         if (mesh_build(&mesh, &o, s->q->world, &ignored) == OK) take_settings(s, c);
     }
 }
@@ -284,7 +294,8 @@ static Branch pop(Walk *w) {
 
 bool search_same_kind(const Choice *a, const Choice *b) {
     return (a->pp > 1) == (b->pp > 1) && a->tp == b->tp && (a->cp > 1) == (b->cp > 1) && a->ep == b->ep &&
-           a->recompute == b->recompute && (a->pp == 1 || strcmp(a->schedule, b->schedule) == 0);
+           a->etp == b->etp && a->recompute == b->recompute &&
+           (a->pp == 1 || strcmp(a->schedule, b->schedule) == 0);
 }
 
 /* What is searched for. */

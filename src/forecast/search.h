@@ -1,7 +1,7 @@
 /* Searches meshes, microbatches, schedules and what trades memory for time for the fastest layout within a
  * limit of memory: branch and bound, best first.
  *
- *     degrees    tp, cp, ep, sequences of a microbatch
+ *     degrees    tp, cp, ep, etp, sequences of a microbatch
  *     recompute  train.recompute
  *     pipeline   pp, schedule, stages of a rank
  *     plan       dp_replicate, train.gradient_sync, train.reshard_after_forward; dp_shard takes the rest

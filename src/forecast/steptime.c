@@ -24,7 +24,7 @@ void steptime_exposed_comm(const Hardware *h, const Mesh *mesh, const PassTraffi
     for (size_t u = 0; u < n; u++) {
         units[u].tensor = collective_time(h, tp, 1, &traffic[u][PASS_TENSOR]);
         units[u].context = collective_time(h, cp, tp, &traffic[u][PASS_CONTEXT]);
-        units[u].experts = collective_time(h, ep, tp, &traffic[u][PASS_EXPERTS]);
+        units[u].experts = collective_time(h, ep, mesh->folded ? 1 : tp, &traffic[u][PASS_EXPERTS]);
     }
 }
 

@@ -22,6 +22,10 @@ static int64_t expert_width(const ModelConfig *c) {
     return c->moe_intermediate_size > 0 ? c->moe_intermediate_size : c->intermediate_size;
 }
 
+static int64_t shared_width(const ModelConfig *c) {
+    return c->shared_width > 0 ? c->shared_width : c->n_shared_experts * expert_width(c);
+}
+
 static int64_t mamba_heads(const ModelConfig *c) {
     return c->mamba_d_head > 0 ? c->recurrent_size / c->mamba_d_head : 0;
 }

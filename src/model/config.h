@@ -139,6 +139,11 @@ typedef struct ModelConfig {
     /* Expert parallelism: size of the EP group, and this rank's index in it, which selects its experts. Not
      * in config.json. 0 ranks: all experts are local. */
     int64_t expert_ranks, expert_rank;
+    /* TP shards no expert (mesh.etp): sums over an expert's width are not split, each rank of tp dispatches
+     * the rows of its own tokens, and the EP group has expert_folded ranks of each TP group (0: as 1). TP
+     * shards shared experts, of which a rank has shared_width elements (0: all). Not in config.json. */
+    bool whole_experts;
+    int64_t expert_folded, shared_width;
     int64_t mtp_depth; /* train.mtp_depth: not in config.json; at most MTP_DEPTH_MAX */
 } ModelConfig;
 enum { MTP_DEPTH_MAX = 4 };
@@ -151,6 +156,10 @@ void model_write_ends(const ModelConfig *c, const char *key, JsonWriter *w);
 /* Size of the EP group, experts of a layer on each of its ranks, and the first of them on this rank. */
 static inline int64_t model_expert_ranks(const ModelConfig *c) {
     return c->expert_ranks > 0 ? c->expert_ranks : 1;
+}
+/* Ranks of the EP group with tokens of other data: the rows of each make a gradient of their own. */
+static inline int64_t model_expert_sources(const ModelConfig *c) {
+    return model_expert_ranks(c) / (c->expert_folded > 0 ? c->expert_folded : 1);
 }
 static inline int64_t model_local_experts(const ModelConfig *c) {
     return c->num_experts / model_expert_ranks(c);
@@ -210,8 +219,8 @@ void model_mixers_text(const ModelConfig *c, Text *out);
     X(DIM_CHOSEN, c->num_experts_per_tok) /* k, experts of a token */ \
     X(DIM_RUNS, c->num_experts + 1) \
     X(DIM_ALL_RUNS, model_expert_ranks(c) * (c->num_experts + 1)) /* for each rank of ep */ \
-    /* runs of local experts, for each rank of ep */ \
-    X(DIM_LOCAL_RUNS, model_expert_ranks(c) * (model_local_experts(c) + 1)) \
+    /* runs of local experts, for each source of rows */ \
+    X(DIM_LOCAL_RUNS, model_expert_sources(c) * (model_local_experts(c) + 1)) \
     X(DIM_EXPERT, expert_width(c)) /* width of an expert */ \
     X(DIM_EXPERT_GATE_UP, 2 * expert_width(c)) \
     X(DIM_STATE, c->recurrent_size) /* W, channels of a recurrence */ \
@@ -234,8 +243,8 @@ void model_mixers_text(const ModelConfig *c, Text *out);
     X(DIM_ADAPTER, c->adapter_rank) /* r, the rank of adapters */ \
     X(DIM_MTP_HEADS, c->mtp_depth * c->vocab_size) \
     X(DIM_JOINED, 2 * c->hidden_size) /* an MTP module's input for a token */ \
-    X(DIM_SHARED, c->n_shared_experts * expert_width(c)) /* width of the shared experts */ \
-    X(DIM_SHARED_GATE_UP, 2 * c->n_shared_experts * expert_width(c)) \
+    X(DIM_SHARED, shared_width(c)) /* width of the shared experts */ \
+    X(DIM_SHARED_GATE_UP, 2 * shared_width(c)) \
     X(DIM_LATENT_QUERY, c->q_lora_rank) /* of the latent of queries */ \
     X(DIM_LATENT_KEY, c->kv_lora_rank) /* of the latent of keys and values */ \
     X(DIM_LATENT_DOWN, c->kv_lora_rank + c->qk_rope_head_dim) \

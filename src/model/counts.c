@@ -102,7 +102,7 @@ static Cost op_cost(const ModelConfig *c, int unit, const LayerOp *op, int64_t c
     if (op->product) {
         double product = 2 * (double)model_dim(c, op->product->out) * (double)model_dim(c, op->product->in);
         if (op->product->weight->expert || op->product->weight->fused)
-            product *= (double)c->num_experts_per_tok;
+            product *= (double)c->num_experts_per_tok / (c->expert_folded > 0 ? (double)c->expert_folded : 1);
         cost = op->fused                                     ? (Cost){3 * product, 0, 0}
                : param_is_replicated(c, op->product->weight) ? (Cost){product, 2 * product, 0}
                                                              : (Cost){product, product, product};

@@ -309,5 +309,5 @@ DeviceNeeds model_device_needs(const Model *m) {
                          .attention = model_heads(m, 0),
                          .keys = model_all_tokens(m),
                          .splits = model_is_sliced(m) ? model_local_splits(m) : 0,
-                         .sources = m->dispatch_rows > 0 ? (int)model_expert_ranks(c) : 0};
+                         .sources = m->dispatch_rows > 0 ? (int)model_expert_sources(c) : 0};
 }

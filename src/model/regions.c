@@ -61,8 +61,8 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_LOCAL: return model_local_tokens(m);
     case EXTENT_LOGITS: return m->loss_rows;
     case EXTENT_LOGIT_SPLITS: return m->loss_rows * model_local_splits(m);
-    case EXTENT_ASSIGNMENTS: return model_assignments(m);
-    case EXTENT_WORKED: return m->dispatch_rows > 0 ? m->dispatch_rows : model_assignments(m);
+    case EXTENT_ASSIGNMENTS: return model_rows(m);
+    case EXTENT_WORKED: return m->dispatch_rows > 0 ? m->dispatch_rows : model_rows(m);
     case EXTENT_SPLIT_PARTIALS: return m->tokens * model_split_depth(m);
     case EXTENT_SPLIT_ASSIGNMENTS:
         return model_assignments(m) * (m->dispatch_rows > 0 ? model_local_splits(m) : 1);
@@ -75,6 +75,9 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_STARTS: return mamba_starts(m->tokens);
     case EXTENT_MAMBA_CHUNK: return mamba_scratch_rows(m->tokens);
     case EXTENT_EXACT_CHUNKS: return model_exact_chunks(m);
+    case EXTENT_PIECES: return model_route_pieces(m);
+    case EXTENT_LOCAL_PIECES: return model_local_pieces(m);
+    case EXTENT_ORDERS: return 2 * m->dispatch_rows;
     case EXTENT_SEQUENCES: return model_sequences(m);
     case EXTENT_RECORDS: return (int64_t)(sizeof(LossRecord) / sizeof(float)) * model_records(m);
     case EXTENT_ADAPTER: return m->config.adapter_rank;
@@ -92,13 +95,14 @@ static bool is_needed(const Model *m, Need need) {
     case NEED_KEY_SPLITS: return model_key_splits(m) > 1;
     case NEED_ROW_SUMS: return m->tp.splits > 1;
     case NEED_DISPATCH: return m->dispatch_rows > 0;
-    case NEED_SPLITS: return m->tp.splits > 1;
-    case NEED_DISPATCH_SPLITS: return m->dispatch_rows > 0 && m->tp.splits > 1;
+    case NEED_EXPERT_SPLITS: return model_expert_splits(m) > 1;
+    case NEED_DISPATCH_SPLITS: return m->dispatch_rows > 0 && model_expert_splits(m) > 1;
     case NEED_EXPERT_BIAS: return model_family(&m->config)->arch.expert_bias;
     case NEED_HEAD_SUMS: return model_cp_all_to_all(m) && model_family(&m->config)->arch.sinks;
     case NEED_HEADS_APART: return model_has_heads_apart(m) && model_local_splits(m) > 1;
     case NEED_TP: return m->tp.size > 1;
-    case NEED_NO_SPLITS: return m->tp.splits == 1;
+    case NEED_WHOLE_EXPERTS: return model_expert_splits(m) == 1;
+    case NEED_FOLDED: return model_is_folded(m);
     case NEED_BALANCE: return model_balance(&m->config) > 0;
     }
     return true;

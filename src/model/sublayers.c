@@ -69,14 +69,19 @@ static const Layer *mixer_layer(const ModelConfig *c, const BlockShape *block) {
     return &layer_attention;
 }
 
+static const Layer *experts_layer(const ModelConfig *c) {
+    bool shared = c->n_shared_experts > 0;
+    if (c->whole_experts) return shared ? &layer_whole_shared_experts : &layer_whole_experts;
+    return shared ? &layer_shared_experts : &layer_experts;
+}
+
 /* A mixer and, in most cases, an MLP or experts. */
 static int block_sublayers(const ModelConfig *c, int64_t number, Sublayer out[2]) {
     const Arch *a = &model_family(c)->arch;
     BlockShape block = model_block(c, number);
     put_sublayer(a, 0, mixer_layer(c, &block), &out[0]);
     if (mixers[block.mixer].alone) return 1;
-    const Layer *experts = c->n_shared_experts > 0 ? &layer_shared_experts : &layer_experts;
-    put_sublayer(a, 1, block.experts ? experts : &layer_mlp, &out[1]);
+    put_sublayer(a, 1, block.experts ? experts_layer(c) : &layer_mlp, &out[1]);
     return 2;
 }
 

@@ -357,10 +357,10 @@ static size_t dispatch_tensor_bytes(const Model *m, const DispatchTensor *c) {
 
 /* How many tensors of this kind are sent; 0 where others replace it. */
 static int dispatch_times(const Model *m, const DispatchTensor *c) {
-    bool splits = m->tp.splits > 1;
+    bool splits = model_expert_splits(m) > 1;
     if (c->when == DISPATCH_ALWAYS) return 1;
     if (c->when == DISPATCH_WHOLE) return splits ? 0 : 1;
-    return splits ? model_local_splits(m) : 0;
+    return splits ? model_local_expert_splits(m) : 0;
 }
 
 /* Lists the tensors that are sent; returns their number. */
@@ -371,12 +371,9 @@ static int list_tensors(const Model *m, const DispatchTensor *list, int count, v
         size_t bytes = dispatch_tensor_bytes(m, &list[i]);
         int times = dispatch_times(m, &list[i]);
         if (times > 0)
-            out[n++] = (DispatchRows){tensors[list[i].local],
-                                      tensors[list[i].remote],
-                                      bytes,
-                                      times,
-                                      (size_t)model_assignments(m) * bytes,
-                                      (size_t)m->dispatch_rows * bytes};
+            out[n++] =
+                (DispatchRows){tensors[list[i].local],        tensors[list[i].remote],         bytes, times,
+                               (size_t)model_rows(m) * bytes, (size_t)m->dispatch_rows * bytes};
     }
     return n;
 }
@@ -386,7 +383,13 @@ DispatchTensors unit_dispatch(const UnitPass *u, int op, DispatchPass way) {
     const ExpertDispatch *v = dispatch_at(&r, op);
     const ExpertPass *expert_pass = &v->way[way];
     void *const *t = r.tensors.sublayers[r.steps[op].sublayer].layer;
-    DispatchTensors out = {.runs = t[v->runs], .all_runs = t[v->all_runs], .local_runs = t[v->local_runs]};
+    const Model *m = u->pass->model;
+    int64_t runs = model_first_piece(m) * model_dim(&m->config, DIM_RUNS);
+    DispatchTensors out = {.runs = (int32_t *)t[v->runs] + runs,
+                           .all_runs = t[v->all_runs],
+                           .local_runs = t[v->local_runs],
+                           .arrived = model_is_folded(m) ? t[v->arrived] : NULL,
+                           .orders = model_is_folded(m) ? t[v->orders] : NULL};
     out.out_count = list_tensors(u->pass->model, expert_pass->out, expert_pass->out_count, t, out.out);
     out.back_count = list_tensors(u->pass->model, expert_pass->back, expert_pass->back_count, t, out.back);
     return out;
@@ -414,7 +417,8 @@ static LayerPass dispatch_pass(const Run *r, int op, DispatchPass way) {
     w.local_dy = result_gradient(r, step->sublayer, BOTH_GRADS);
     w.dy = is_shared(r) ? r->tensors.shared.dfull : w.local_dy;
     /* sums over all experts of a token */
-    w.dx = is_shared(r) ? (void *)r->tensors.shared.partials : r->tensors.dn;
+    bool partials = has_partials(r, step->sublayer, UNIT_DX);
+    w.dx = partials ? (void *)r->tensors.shared.partials : r->tensors.dn;
     return w;
 }
 

@@ -165,6 +165,17 @@ static inline int64_t model_counts(const Model *m) { return model_sequences(m) *
 /* (token, expert) assignments of this rank's tokens. */
 static inline int64_t model_assignments(const Model *m) { return m->tokens * m->config.num_experts_per_tok; }
 static inline int model_local_splits(const Model *m) { return m->tp.splits / m->tp.size; }
+/* Splits of sums over the width of experts, over all ranks and here (ModelConfig.whole_experts). */
+static inline int model_expert_splits(const Model *m) { return m->config.whole_experts ? 1 : m->tp.splits; }
+static inline int model_local_expert_splits(const Model *m) {
+    return m->config.whole_experts ? 1 : model_local_splits(m);
+}
+/* Whether each rank of tp dispatches the rows of its own tokens. */
+static inline bool model_is_folded(const Model *m) { return m->config.whole_experts && m->tp.size > 1; }
+/* Routed rows that this rank makes: assignments of its tokens. */
+static inline int64_t model_rows(const Model *m) {
+    return model_assignments(m) / (model_is_folded(m) ? m->tp.size : 1);
+}
 /* Number of local splits whose queries share one KV head; 1 where each split has whole KV heads. With
  * several, the gradients of that head's keys and values are sums over these splits, which may lie on
  * several ranks. */
@@ -175,6 +186,27 @@ static inline int model_exact_chunks(const Model *m) {
 }
 static inline int64_t model_exact_chunk(const Model *m, int64_t tokens) {
     return tokens / model_exact_chunks(m);
+}
+/* Routing pieces: runs of tokens whose rows are sorted by themselves. They are exact chunks, or the tokens of
+ * single ranks of tp where each dispatches its own and these are fewer. */
+static inline int model_route_pieces(const Model *m) {
+    int exact_chunks = model_exact_chunks(m);
+    return model_is_folded(m) && exact_chunks < m->tp.size ? m->tp.size : exact_chunks;
+}
+/* Those whose rows a rank of tp makes, the first of them on this rank, and tokens of one. */
+static inline int model_local_pieces(const Model *m) {
+    return model_route_pieces(m) / (model_is_folded(m) ? m->tp.size : 1);
+}
+static inline int model_first_piece(const Model *m) {
+    return model_is_folded(m) ? m->tp.rank * model_local_pieces(m) : 0;
+}
+static inline int64_t model_piece(const Model *m) { return m->tokens / model_route_pieces(m); }
+/* The index among a tp rank's own pieces of that in an exact chunk; -1: it has none there. */
+static inline int model_piece_in(const Model *m, int tp_rank, int exact_chunk) {
+    int pieces = model_local_pieces(m), first = model_is_folded(m) ? tp_rank * pieces : 0;
+    for (int i = 0; i < pieces; i++)
+        if ((first + i) * model_exact_chunks(m) / model_route_pieces(m) == exact_chunk) return i;
+    return -1;
 }
 /* Runs of local tokens that are contiguous among the tokens of all ranks and lie in one exact chunk; and
  * where the i-th begins among the tokens of all ranks. */
@@ -363,9 +395,11 @@ typedef struct DispatchRows {
     size_t local_step, remote_step;
 } DispatchRows;
 typedef struct DispatchTensors {
-    const int32_t *runs; /* [exact chunks, E + 1] */
-    int32_t *all_runs;   /* [ranks, exact chunks, E + 1] */
-    int32_t *local_runs; /* [exact chunks, ranks, local experts + 1], see ExpertDispatch */
+    const int32_t *runs; /* [local pieces, E + 1] */
+    int32_t *all_runs;   /* [ranks, local pieces, E + 1] */
+    int32_t *local_runs; /* [exact chunks, sources, local experts + 1], see ExpertDispatch */
+    char *arrived;       /* [dispatch rows, h]; NULL: sources are not merged */
+    int32_t *orders;     /* [2, dispatch rows] */
     DispatchRows out[DISPATCH_TENSORS], back[DISPATCH_TENSORS];
     int out_count, back_count;
 } DispatchTensors;

@@ -51,6 +51,7 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .positions = c->train.context,
                       .loss_rows = c->train.loss_rows > 0 ? c->train.loss_rows : d->loss_rows,
                       .splits = (int)c->numerics.tp_invariant_up_to,
+                      .expert_splits = (int)c->numerics.etp_invariant_up_to,
                       .exact_chunks = (int)c->numerics.cp_invariant_up_to,
                       .context = (CpComm)c->cp_comm,
                       .z_loss = c->train.z_loss,
@@ -282,6 +283,30 @@ static CpGroup cp_group_of(const RankSpec *s, const Mesh *mesh, int rank) {
     return partition_cp(mesh, rank, !s->exact ? 0 : s->exact_chunks > 0 ? s->exact_chunks : least, keys);
 }
 
+/* Whether sums over an expert's width are not split although others are: what the numerics say, else the
+ * mesh. */
+static ErrorCode find_whole_experts(const RankSpec *s, const Mesh *mesh, TpGroup tp, bool *whole,
+                                    Error *err) {
+    bool folded = mesh_size(mesh, MESH_FOLDED) > 1;
+    int asked = s->expert_splits > 0 ? s->expert_splits : folded ? 1 : tp.splits;
+    *whole = s->model.num_experts > 0 && tp.splits > 1 && asked == 1;
+    if (s->model.num_experts == 0) return OK;
+    if (asked != 1 && asked != tp.splits)
+        return error_set(
+            err, ERR_CONFIG,
+            "numerics.etp_invariant_up_to %d is neither 1, for experts that are whole, nor "
+            "numerics.tp_invariant_up_to %d, for experts that mesh.tp cuts: set it to one of them",
+            asked, tp.splits);
+    if (tp.size == 1 || *whole == folded) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "mesh.etp %d cannot have the bits of numerics.etp_invariant_up_to %d, of which %s: set "
+                     "mesh.etp to %d%s",
+                     folded ? 1 : tp.size, asked,
+                     *whole ? "experts are whole on each rank"
+                            : "each rank of mesh.tp has a part of an expert",
+                     *whole ? 1 : tp.size, *whole ? " and mesh.ep to a multiple of mesh.tp" : "");
+}
+
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err) {
     *p = (RankPlan){.spec = *spec, .rank = rank};
@@ -290,11 +315,13 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     const ModelConfig *whole = &p->spec.model;
     TpGroup tp = partition_tp_group(&l->mesh, rank, spec->splits);
     p->spec.model.mtp_replicated = whole->mtp_module && tp.splits > 1;
+    TRY(find_whole_experts(spec, &l->mesh, tp, &p->spec.model.whole_experts, err));
     CpGroup cp = cp_group_of(spec, &l->mesh, rank);
     int64_t tokens = spec->tokens / cp.ranks, loss_rows = model_loss_rows(whole, tokens, spec->loss_rows);
     TRY(check_device(whole, d, err));
     TRY(axes_check_splits(whole, tp.size, tp.splits, spec->tokens, err));
     TRY(axes_check_cp(whole, tp, cp, spec->tokens, err));
+    TRY(axes_check_whole_experts(whole, tp, cp, err));
     TRY(partition_model(whole, &l->mesh, rank, spec->splits, &own, err));
     TRY(model_build(&p->model, &own, spec->compute, spec->recompute, tokens, loss_rows, err));
     p->model.positions = spec->positions;

@@ -29,7 +29,8 @@ typedef struct RankSpec {
     double bias_speed;      /* train.router_bias_speed */
     double mtp_loss_weight; /* weight of the losses of MTP heads */
     int splits;             /* split-K over tp: numerics.tp_invariant_up_to; 0: one a rank */
-    int exact_chunks; /* exact chunks of tokens over cp: numerics.cp_invariant_up_to; 0: what cp needs */
+    int expert_splits; /* of sums over the width of experts: numerics.etp_invariant_up_to; 0: of the mesh */
+    int exact_chunks;  /* exact chunks of tokens over cp: numerics.cp_invariant_up_to; 0: what cp needs */
     CpComm context;
     double capacity; /* rows of a dispatch chunk / the rank's local assignments; 0: 1 */
     bool defer_head; /* the head's wgrad waits for WGRAD, and recomputes the logits */

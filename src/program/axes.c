@@ -166,7 +166,8 @@ LocalShard axes_local_shard(const ModelConfig *c, const Param *p, TpGroup s, Sha
     ParamKind kind = axes_kind(c, p);
     if (p->row->fused) b.fused.count = c->num_experts;
     if (p->row->fused && kind == KIND_EXPERTS) b.fused = (ShardRange){experts.first, experts.count};
-    if (s.size == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return join_fused(b);
+    bool whole = c->whole_experts && kind == KIND_EXPERTS;
+    if (s.size == 1 || whole || !(table[kind][AXIS_TP] & DOES_CUT)) return join_fused(b);
     bool by_inputs = param_tp_style(p->row) == ROW_PARALLEL;
     shard_ranges(c, by_inputs ? p->row->cols : p->row->rows, s,
                  by_inputs != p->transposed ? b.columns : b.rows);
@@ -199,6 +200,12 @@ static int64_t vocab_capacity(const ModelConfig *c, TpGroup s) {
     return shard_range(c, DIM_VOCAB, s).count;
 }
 
+/* Experts keep their width, in which the size of shared experts is given; these are cut. */
+static void keep_experts(const ModelConfig *c, TpGroup s, ModelConfig *local) {
+    local->moe_intermediate_size = model_dim(c, DIM_EXPERT);
+    if (c->n_shared_experts > 0) local->shared_width = shard_range(c, DIM_SHARED, s).count;
+}
+
 /* hidden_size is unchanged: between split products, ranks of tp hold full rows of the stream. */
 ModelConfig axes_local(const ModelConfig *c, TpGroup s) {
     ModelConfig local = *c;
@@ -211,6 +218,7 @@ ModelConfig axes_local(const ModelConfig *c, TpGroup s) {
         memcpy((char *)&local + r->field, &number, sizeof number);
     }
     if (c->mtp_module && s.size > 1) local.vocab_capacity = vocab_capacity(c, s);
+    if (c->whole_experts && s.size > 1) keep_experts(c, s, &local);
     return local;
 }
 
@@ -227,6 +235,7 @@ static bool fits(const ModelConfig *c, const Rule *r, int64_t ranks) {
     int64_t all = grains(c, r);
     if (r->dim == DIM_POSITIONS && !has_learned_positions(c)) return true;
     if (r->dim == DIM_EXPERT && c->moe_intermediate_size == 0) return true;
+    if (c->whole_experts && (r->dim == DIM_EXPERT || r->dim == DIM_EXPERT_GATE_UP)) return true;
     if (model_dim(c, r->dim) == 0) return true;
     if (r->uneven) return (ranks - 1) * round_up_quotient(all, ranks) < all;
     return all % ranks == 0 || (may_copy(c, r) && ranks % all == 0 && c->head_dim % (ranks / all) == 0);
@@ -277,6 +286,23 @@ ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err) {
 }
 
 /* ---- experts ---- */
+
+ErrorCode axes_check_whole_experts(const ModelConfig *c, TpGroup s, CpGroup cp, Error *err) {
+    int exact_chunks = cp.exact_chunks > 0 ? cp.exact_chunks / cp.ranks : 1;
+    if (!c->whole_experts) return OK;
+    if (model_family(c)->arch.expert_bias)
+        return error_set(err, ERR_CONFIG,
+                         "mesh.etp 1: the family %s has biases of experts, whose gradients are of the tokens "
+                         "of all ranks of mesh.tp: leave out mesh.etp and numerics.etp_invariant_up_to",
+                         model_family(c)->model_type);
+    if (exact_chunks % s.size == 0 || s.size % exact_chunks == 0) return OK;
+    return error_set(
+        err, ERR_CONFIG,
+        "mesh.etp 1: the tokens of a rank of mesh.tp %d are not whole exact chunks, nor parts of "
+        "one (numerics.cp_invariant_up_to %d on %d ranks of mesh.cp): change one of the two so "
+        "that it divides the other, or leave out mesh.etp",
+        s.size, cp.exact_chunks, cp.ranks);
+}
 
 ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err) {
     Text that = {0};

@@ -18,7 +18,8 @@
  * unit. ep is laid over dp_shard x cp: its column covers that part, and "dp_shard, cp" covers the rest.
  *
  * Experts are cut over ep as whole experts. Their gradients are complete there, since the rows of all ranks
- * of ep are dispatched to them; over tp each expert is cut as an MLP is. Every rank of tp has a router and
+ * of ep are dispatched to them; over tp each expert is cut as an MLP is, or with mesh.etp 1 (ModelConfig:
+ * whole_experts) the ranks of tp are some of those of ep. Every rank of tp has a router and
  * all tokens for it, so the router's gradient is complete. The same holds for biases of experts' outputs,
  * for the projections and norms that make latents of keys and queries (model/layers/latent.c), for their
  * adapters, and for those sides of heads' adapters that read latents (model/params.h: param_sees_all).
@@ -105,6 +106,9 @@ ModelConfig axes_local(const ModelConfig *c, TpGroup s);
 /* ERR_CONFIG, with the numbers that would fit, when the model cannot be split over so many ranks. */
 ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err);
 
+/* What whole experts need (ModelConfig: whole_experts): no biases, whose gradients would be partial sums, and
+ * on each rank of tp tokens of whole exact chunks, or of one. */
+ErrorCode axes_check_whole_experts(const ModelConfig *c, TpGroup s, CpGroup cp, Error *err);
 /* The same for ep: all ranks have equally many experts. */
 ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err);
 

@@ -35,7 +35,8 @@ static void assign_unit(Partition *p, const ParamGroups *g, int unit, Work *work
     const ParamTable *t = p->table;
     int count = 0;
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
-        if (t->params[i].remote || !param_needs_matrix(g, i, &t->params[i])) continue;
+        bool uncut = p->unsharded->whole_experts && param_is_of_experts(t->params[i].row);
+        if (uncut || t->params[i].remote || !param_needs_matrix(g, i, &t->params[i])) continue;
         Param whole = param_unsharded(p->unsharded, &t->params[i]);
         work[count++] = (Work){optimizer_flops(param_group(g, i)->optimizer, &whole), i};
     }

@@ -165,6 +165,7 @@ ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, 
     *own = axes_local(whole, s);
     if (experts > 1)
         own->expert_ranks = experts, own->expert_rank = mesh_group_rank(mesh, MESH_EXPERTS, rank);
+    own->expert_folded = mesh_size(mesh, MESH_FOLDED);
     return OK;
 }
 
@@ -187,6 +188,7 @@ void partition_build(Partition *p, const PartitionSpec *spec) {
     p->copies = tp.copies, p->copy = mesh_group_rank(mesh, MESH_KEY_COPIES, rank);
     CHECK(p->copies == axes_copies(spec->model, p->tensors));
     p->experts = mesh_size(mesh, MESH_EXPERTS), p->expert = mesh_group_rank(mesh, MESH_EXPERTS, rank);
+    p->sources = mesh_size(mesh, MESH_EXPERT_SOURCES);
     p->cp = partition_cp(mesh, rank, spec->exact_chunks, spec->keys);
     p->tied_copy = p->tied && partition_runs(p, p->table->units - 1) && !partition_runs(p, 0);
     make_shards(p, spec);
@@ -235,7 +237,7 @@ int partition_exact_chunks(const Partition *p) {
     return p->cp.exact_chunks > 0 ? p->cp.exact_chunks / p->cp.ranks : 1;
 }
 
-bool partition_splits_shards(const Partition *p) { return p->experts > 1 && p->shards > p->experts; }
+bool partition_splits_shards(const Partition *p) { return p->sources > 1 && p->shards > p->sources; }
 
 int partition_param_rows(const Partition *p, const Param *param) {
     return axes_any(axes_kind(p->unsharded, param), DOES_SUM) & MESH_TENSOR ? partition_rows(p) : 1;

@@ -55,6 +55,7 @@ typedef struct Partition {
     int tensors, tensor;                  /* MESH_TENSOR: the same */
     int copies, copy;                     /* MESH_KEY_COPIES: the same */
     int experts, expert;                  /* MESH_EXPERTS: the same */
+    int sources;                          /* MESH_EXPERT_SOURCES: size */
     int splits;                           /* splits of split-K, over all ranks of tp */
     CpGroup cp;                           /* MESH_CONTEXT: the same, and the exact chunks of tokens */
     FlatShard (*flat_shard)[FLATS];       /* [units + 1]; the last is the tied head's gradient */

@@ -172,12 +172,12 @@ bool program_joins_sources(const Program *p, int unit) {
 
 int program_gradients(const Program *p, Flat flat) {
     if (program_adds_sources(p, flat)) return 1;
-    return partition_exact_chunks(p->partition) * (flat_of_experts(flat) ? p->partition->experts : 1);
+    return partition_exact_chunks(p->partition) * (flat_of_experts(flat) ? p->partition->sources : 1);
 }
 
 /* Fixed point takes each gradient at once. */
 int program_partial_sums(const Program *p, Flat flat) {
-    return program_adds_sources(p, flat) && !p->exact ? tree_waiting(p->partition->experts - 1) : 0;
+    return program_adds_sources(p, flat) && !p->exact ? tree_waiting(p->partition->sources - 1) : 0;
 }
 
 /* The unit whose flat gets a gradient from this action; -1: none. Gradients of vectors are made with dgrad,
@@ -311,10 +311,10 @@ static uint64_t row_bytes(const Program *p, const Model *m, int unit, const Unit
 static uint64_t dispatch_bytes(const Program *p, const Model *m, Action a) {
     uint64_t others = (uint64_t)p->partition->experts - 1;
     bool back = a.pass == ACT_BWD || a.pass == ACT_DGRAD;
-    uint64_t rows = (uint64_t)model_assignments(m) * others / (others + 1),
+    uint64_t rows = (uint64_t)model_rows(m) * others / (others + 1),
              runs = a.pass == ACT_FWD ? others * (uint64_t)model_dim(&m->config, DIM_RUNS) : 0;
     return rows * unit_dispatch_bytes(m, a.unit, a.ops.first, back ? DISPATCH_BACKWARD : DISPATCH_FORWARD) +
-           runs * (uint64_t)model_exact_chunks(m) * sizeof(int32_t);
+           runs * (uint64_t)model_local_pieces(m) * sizeof(int32_t);
 }
 
 int program_along(const Program *p, Action a, int row) {

@@ -161,6 +161,11 @@ const Option train_options[] = {
         "Splits of the sums that mesh.tp shards, on one rank as well: every degree that leaves each rank a "
         "power of two of them has the same bits; 0: mesh.tp when the run begins.",
         WAS("numerics.canonical_tp")),
+    /* Of the same, only these two numbers are possible: whole experts, or experts cut as MLPs are. */
+    INT("numerics.etp_invariant_up_to", numerics.etp_invariant_up_to, "0", 0, 64, BITS,
+        "Splits of the sums over an expert's width, on one rank as well: 1, for mesh.etp 1, or as many as "
+        "numerics.tp_invariant_up_to, for experts that mesh.tp cuts; 0: 1 if mesh.etp is 1 when the run "
+        "begins, else the latter."),
 
     /* The same for tokens. In fast numerics cp is one more axis whose ranks contribute terms to a sum. */
     INT("numerics.cp_invariant_up_to", numerics.cp_invariant_up_to, "0", 0, 4096, BITS,

@@ -392,13 +392,30 @@ static ErrorCode settle_spans(const Config *c, OptionSet *set, const Config *sav
                          twice ? "derived from mesh.cp, by all_gather" : "derived from mesh.cp", err);
 }
 
-/* Both are settled once in the life of a run: another number would split its sums in another way. */
-ErrorCode setup_invariance(const Config *c, OptionSet *set, const Config *saved, Error *err) {
-    TRY(settle_spans(c, set, saved, err));
+static ErrorCode settle_tensors(const Config *c, OptionSet *set, const Config *saved, Error *err) {
     if (c->numerics.tp_invariant_up_to > 0) return OK;
     if (saved)
         return keep_degree(set, "numerics.tp_invariant_up_to", saved->numerics.tp_invariant_up_to, err);
     return derive_number(set, "numerics.tp_invariant_up_to", c->mesh.tp, "derived from mesh.tp", err);
+}
+
+/* 0 stays: experts are cut as an MLP is, as in runs that are older than the key. A mesh that would have other
+ * bits than the saved run gets that run's number, with which its plan is refused. */
+static ErrorCode settle_experts(const Config *c, OptionSet *set, const Config *saved, Error *err) {
+    const char *key = "numerics.etp_invariant_up_to";
+    if (c->numerics.etp_invariant_up_to > 0) return OK;
+    if (saved && saved->numerics.etp_invariant_up_to > 0)
+        return keep_degree(set, key, saved->numerics.etp_invariant_up_to, err);
+    if (!mesh_folds(&c->mesh)) return OK;
+    if (saved) return keep_degree(set, key, c->numerics.tp_invariant_up_to, err);
+    return derive_number(set, key, 1, "derived from mesh.etp", err);
+}
+
+/* All are settled once in the life of a run: another number would split its sums in another way. */
+ErrorCode setup_invariance(const Config *c, OptionSet *set, const Config *saved, Error *err) {
+    TRY(settle_spans(c, set, saved, err));
+    TRY(settle_tensors(c, set, saved, err));
+    return settle_experts(c, set, saved, err);
 }
 
 /* The plan has decided; its choice is written down so that a resumed run keeps the same chunks. */

@@ -56,7 +56,8 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
  * otherwise from configuration and mesh (plan/sync.h). */
 ErrorCode setup_gradient_sync(const Config *c, OptionSet *set, int world, const SavedRun *saved, double limit,
                               Error *err);
-/* Settles numerics.tp_invariant_up_to: the saved run's (1 if that is older than the key), or mesh.tp. With
+/* Settles numerics.tp_invariant_up_to: the saved run's (1 if that is older than the key), or mesh.tp;
+ * and numerics.etp_invariant_up_to from mesh.etp. With
  * exact numerics, settles numerics.cp_invariant_up_to in the same way. */
 ErrorCode setup_invariance(const Config *c, OptionSet *set, const Config *saved, Error *err);
 /* Derives train.loss_rows as the plan has it: chosen if it is 0, never more than a microbatch has. */

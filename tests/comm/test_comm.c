@@ -606,7 +606,7 @@ typedef struct Shape {
 
 /* On each rank, once in the life of a Comm. */
 static void join_mesh(const Shape *s) {
-    MeshOptions o = {s->pp, s->replicate, -1, 1, 1, 1};
+    MeshOptions o = {s->pp, s->replicate, -1, 1, 1, 1, 0};
     EXPECT_OK(mesh_build(&mesh, &o, comm_size(comm), &err));
     EXPECT_OK(comm_set_mesh(comm, &mesh, &err));
     if (s->progress) EXPECT_OK(comm_start_progress(comm, &err));

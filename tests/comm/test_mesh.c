@@ -7,14 +7,14 @@
 
 #include "comm/internal.h"
 
-static const MeshOptions one = {1, 1, -1, 1, 1, 1};
+static const MeshOptions one = {1, 1, -1, 1, 1, 1, 0};
 
 static void test_left_ranks_become_shards(void **state) {
     (void)state;
     for (int world = 1; world <= 24; world++)
         for (int pp = 1; pp <= 4; pp++)
             for (int replicate = 1; replicate <= 3; replicate++) {
-                MeshOptions o = {pp, replicate, -1, 1, 1, 1};
+                MeshOptions o = {pp, replicate, -1, 1, 1, 1, 0};
                 Mesh m;
                 Error err = {0};
                 ErrorCode code = mesh_build(&m, &o, world, &err);
@@ -31,7 +31,7 @@ static void test_places(void **state) {
     (void)state;
     Mesh m;
     Error err = {0};
-    assert_int_equal(mesh_build(&m, &(MeshOptions){2, 3, 4, 1, 1, 1}, 24, &err), OK);
+    assert_int_equal(mesh_build(&m, &(MeshOptions){2, 3, 4, 1, 1, 1, 0}, 24, &err), OK);
     for (int rank = 0; rank < 24; rank++) {
         int at[AXES];
         mesh_coordinates(&m, rank, at);
@@ -46,7 +46,7 @@ static void test_places(void **state) {
 /* tp varies fastest, also where this version allows it only by hand. */
 static void test_order_of_axes(void **state) {
     (void)state;
-    Mesh m = {{2, 2, 2, 1, 2, 1, 2, 1}, 32};
+    Mesh m = {{2, 2, 2, 1, 2, 1, 2, 1}, 32, false};
     int at[AXES] = {1, 0, 1, 0, 0, 0, 1, 0}, back[AXES];
     assert_int_equal(mesh_rank(&m, at), 16 + 4 + 1);
     mesh_coordinates(&m, 2, back);
@@ -97,9 +97,9 @@ static void test_refusals_say_what_would_fit(void **state) {
     EXPECT_REFUSAL(o, 12, "mesh.ep 16 is laid over mesh.dp_shard 6 x mesh.cp 2", "1, 2 or 4 would do");
     o = one, o.ep = 0;
     EXPECT_REFUSAL(o, 4, "mesh.ep is 0", "at least 1");
-    o = (MeshOptions){INT64_MAX, INT64_MAX, INT64_MAX, 1, 1, 1};
+    o = (MeshOptions){INT64_MAX, INT64_MAX, INT64_MAX, 1, 1, 1, 0};
     EXPECT_REFUSAL(o, 4, "mesh.pp");
-    o = (MeshOptions){1, 1, INT64_MAX, 1, 1, 1};
+    o = (MeshOptions){1, 1, INT64_MAX, 1, 1, 1, 0};
     EXPECT_REFUSAL(o, 4, "mesh.dp_shard", "to 4");
 }
 
@@ -135,6 +135,36 @@ static void test_experts_lie_over_shards(void **state) {
         assert_int_equal(mesh_group_rank(&m, MESH_EXPERTS, rank), rank % 2);
         assert_int_equal(mesh_group_rank(&m, MESH_EXPERT_SHARDS, rank), rank % 8 / 2);
     }
+}
+
+/* Over dp_shard and all of tp, where each rank of tp has experts of its own. */
+static void test_experts_lie_over_tensors(void **state) {
+    (void)state;
+    MeshOptions o = one;
+    Mesh m;
+    Error err = {0};
+    o.tp = 4, o.ep = 8, o.etp = 1;
+    assert_int_equal(mesh_build(&m, &o, 16, &err), OK);
+    for (int copies = 1; copies <= 4; copies *= 2) {
+        mesh_lay_copies(&m, copies);
+        assert_int_equal(mesh_degree(&m, AXIS_EP), 8);
+        assert_int_equal(mesh_degree(&m, AXIS_TP), 4);
+        assert_int_equal(mesh_degree(&m, AXIS_DP_SHARD), 4);
+        assert_int_equal(mesh_size(&m, MESH_EXPERT_SOURCES), 2);
+        assert_int_equal(mesh_size(&m, MESH_EXPERT_SHARDS), 2);
+        assert_int_equal(mesh_size(&m, MESH_SHARDS), 4);
+        assert_int_equal(mesh_size(&m, MESH_TENSOR), 4);
+        for (int rank = 0; rank < 16; rank++) {
+            assert_int_equal(mesh_group_rank(&m, MESH_EXPERTS, rank), rank % 8);
+            assert_int_equal(mesh_group_rank(&m, MESH_FOLDED, rank), rank % 4);
+            assert_int_equal(mesh_member(&m, MESH_EXPERTS, rank, 7), rank / 8 * 8 + 7);
+            assert_int_equal(mesh_dp_rank(&m, rank), rank / 4);
+        }
+    }
+    o.etp = 4, o.ep = 2; /* as without the key */
+    assert_int_equal(mesh_build(&m, &o, 16, &err), OK);
+    assert_int_equal(mesh_size(&m, MESH_EXPERTS), 2);
+    assert_int_equal(mesh_size(&m, MESH_FOLDED), 1);
 }
 
 /* Over cp, its groups consist of cp's neighbours first. */
@@ -199,7 +229,7 @@ static void test_communicators(void **state) {
         }
     assert_int_equal(most, DEVICE_COMMUNICATORS);
     /* A communicator with several names is joined once. */
-    Mesh m = {{2, 1, 2, 1, 1, 1, 1, 1}, 4};
+    Mesh m = {{2, 1, 2, 1, 1, 1, 1, 1}, 4, false};
     assert_int_equal(count_communicators(&m, 0), 3);
 }
 
@@ -207,6 +237,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_context_ranks_are_shards),
                                        cmocka_unit_test(test_experts_lie_over_contexts),
                                        cmocka_unit_test(test_experts_lie_over_shards),
+                                       cmocka_unit_test(test_experts_lie_over_tensors),
                                        cmocka_unit_test(test_left_ranks_become_shards),
                                        cmocka_unit_test(test_places),
                                        cmocka_unit_test(test_order_of_axes),

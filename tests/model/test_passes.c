@@ -725,9 +725,9 @@ typedef struct LayerBench {
 /* Conditions on the model; nothing is sharded here. */
 static bool is_there(const Model *m, Need need) {
     bool splits = m->tp.splits > 1;
-    if (need == NEED_ROW_SUMS || need == NEED_SPLITS) return splits;
+    if (need == NEED_ROW_SUMS || need == NEED_EXPERT_SPLITS) return splits;
     if (need == NEED_HEADS_APART) return model_has_heads_apart(m);
-    if (need == NEED_NO_SPLITS) return !splits;
+    if (need == NEED_WHOLE_EXPERTS) return !splits;
     return need == NEED_ALWAYS || (need == NEED_EXPERT_BIAS && model_family(&m->config)->arch.expert_bias);
 }
 
@@ -748,8 +748,10 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
                        : row->rows == EXTENT_SPLIT_PARTIALS ? TOKENS * model_split_depth(m)
                        : row->rows == EXTENT_STARTS         ? mamba_starts(TOKENS)
                        : row->rows == EXTENT_MAMBA_CHUNK    ? mamba_scratch_rows(TOKENS)
-                       : row->rows == EXTENT_ONE || row->rows == EXTENT_EXACT_CHUNKS ? 1
-                                                                                     : TOKENS,
+                       : row->rows == EXTENT_ONE || row->rows == EXTENT_EXACT_CHUNKS ||
+                               row->rows == EXTENT_PIECES || row->rows == EXTENT_LOCAL_PIECES
+                           ? 1
+                           : TOKENS,
                 width = model_dim(&m->config, row->width);
         bool none = !is_there(m, row->need) || (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32);
         l->tensors[i] = take(b, none ? 0 : (size_t)(rows * width) * element);

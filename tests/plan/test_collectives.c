@@ -78,22 +78,24 @@ static ModelConfig with_heads(void) {
 typedef struct Way {
     int pp, replicas, shards, cp, tp, ep, splits;
     CpComm method;
+    int etp;
 } Way;
 static const Way ways[] = {
-    {1, 1, 1, 1, 1, 1, 0, CP_COMM_ALL_TO_ALL}, {1, 2, 2, 1, 1, 1, 0, CP_COMM_ALL_TO_ALL},
-    {2, 1, 1, 1, 1, 1, 0, CP_COMM_ALL_TO_ALL}, {1, 1, 1, 1, 2, 1, 0, CP_COMM_ALL_TO_ALL},
-    {1, 1, 1, 1, 2, 1, 4, CP_COMM_ALL_TO_ALL}, {1, 1, 1, 1, 4, 1, 0, CP_COMM_ALL_TO_ALL},
-    {2, 1, 1, 1, 2, 1, 0, CP_COMM_ALL_TO_ALL}, {1, 1, 1, 2, 1, 1, 0, CP_COMM_ALL_TO_ALL},
-    {1, 1, 1, 2, 1, 1, 0, CP_COMM_ALL_GATHER}, {1, 1, 2, 2, 2, 1, 0, CP_COMM_ALL_GATHER},
-    {2, 1, 1, 2, 2, 1, 0, CP_COMM_ALL_TO_ALL}, {1, 1, 2, 1, 1, 2, 0, CP_COMM_ALL_TO_ALL},
-    {1, 1, 1, 2, 1, 2, 0, CP_COMM_ALL_GATHER}, {1, 1, 2, 2, 1, 4, 0, CP_COMM_ALL_TO_ALL},
-    {1, 1, 2, 1, 2, 2, 0, CP_COMM_ALL_TO_ALL}, {1, 1, 1, 2, 2, 2, 0, CP_COMM_ALL_GATHER},
-    {2, 1, 2, 1, 2, 2, 0, CP_COMM_ALL_TO_ALL}};
+    {1, 1, 1, 1, 1, 1, 0, CP_COMM_ALL_TO_ALL, 0}, {1, 2, 2, 1, 1, 1, 0, CP_COMM_ALL_TO_ALL, 0},
+    {2, 1, 1, 1, 1, 1, 0, CP_COMM_ALL_TO_ALL, 0}, {1, 1, 1, 1, 2, 1, 0, CP_COMM_ALL_TO_ALL, 0},
+    {1, 1, 1, 1, 2, 1, 4, CP_COMM_ALL_TO_ALL, 0}, {1, 1, 1, 1, 4, 1, 0, CP_COMM_ALL_TO_ALL, 0},
+    {2, 1, 1, 1, 2, 1, 0, CP_COMM_ALL_TO_ALL, 0}, {1, 1, 1, 2, 1, 1, 0, CP_COMM_ALL_TO_ALL, 0},
+    {1, 1, 1, 2, 1, 1, 0, CP_COMM_ALL_GATHER, 0}, {1, 1, 2, 2, 2, 1, 0, CP_COMM_ALL_GATHER, 0},
+    {2, 1, 1, 2, 2, 1, 0, CP_COMM_ALL_TO_ALL, 0}, {1, 1, 2, 1, 1, 2, 0, CP_COMM_ALL_TO_ALL, 0},
+    {1, 1, 1, 2, 1, 2, 0, CP_COMM_ALL_GATHER, 0}, {1, 1, 2, 2, 1, 4, 0, CP_COMM_ALL_TO_ALL, 0},
+    {1, 1, 2, 1, 2, 2, 0, CP_COMM_ALL_TO_ALL, 0}, {1, 1, 1, 2, 2, 2, 0, CP_COMM_ALL_GATHER, 0},
+    {2, 1, 2, 1, 2, 2, 0, CP_COMM_ALL_TO_ALL, 0}, {1, 1, 1, 1, 2, 2, 0, CP_COMM_ALL_TO_ALL, 1},
+    {1, 1, 2, 1, 2, 4, 4, CP_COMM_ALL_TO_ALL, 1}, {2, 1, 1, 2, 2, 4, 0, CP_COMM_ALL_GATHER, 1}};
 enum { WAYS = sizeof ways / sizeof *ways };
 
 static void make_layout(const ModelConfig *c, const Way *w, bool split, Layout *l) {
     Error err = {.message = ""};
-    MeshOptions o = {w->pp, w->replicas, w->shards, w->cp, w->tp, w->ep};
+    MeshOptions o = {w->pp, w->replicas, w->shards, w->cp, w->tp, w->ep, w->etp};
     ErrorCode code = OK;
     *l = (Layout){.microbatches = 2};
     if (w->pp == 1) {

@@ -225,6 +225,18 @@ static void experts_are_split(void **state) {
         check_mesh(&c, mesh_of_experts(d[0], d[1], d[2], d[3], d[4]));
         check_mesh(&fused, mesh_of_experts(d[0], d[1], d[2], d[3], d[4]));
     }
+    /* Whole experts on each rank of tp: ranks along dp_shard and tp in a group of ep. */
+    static const int folded[][4] = {{1, 2, 1, 2}, {1, 2, 2, 2}, {2, 4, 2, 4}, {1, 4, 1, 8}};
+    c.whole_experts = fused.whole_experts = true;
+    c.moe_intermediate_size = fused.moe_intermediate_size = 5, fused.family = &family_llama4_text;
+    for (size_t i = 0; i < sizeof folded / sizeof *folded; i++) {
+        const int *d = folded[i];
+        Mesh folds = mesh_of_experts(d[0], 1, d[1], d[2], d[3]);
+        folds.folded = true;
+        check_mesh(&c, folds);
+        check_mesh(&fused, folds);
+    }
+    c.whole_experts = false, c.moe_intermediate_size = 8;
     Mesh mesh = mesh_of_experts(1, 1, 16, 16, 1);
     assert_int_equal(partition_model(&c, &mesh, 0, 0, &own, &err), ERR_CONFIG);
     assert_non_null(strstr(err.message, "mesh.ep 16 does not divide num_experts 8: 1, 2, 4 or 8 would"));
@@ -655,13 +667,16 @@ static void dispatches_are_not_missed(void **state) {
     expect_collectives(&c, 1, cp, "attention, output, gate and up of experts");
     c.moe_intermediate_size = 8;
     const ModelConfig routed = c, latents = shape_of_latents(true);
-    for (int way = 0; way < 24; way++) {
+    for (int way = 0; way < 36; way++) {
         Error err = {0};
-        /* Two ranks of cp, both in ep; then tp with ep; then also shared experts. */
-        bool over = way >= 6 && way < 12, shared = way >= 18;
+        /* Two ranks of cp, both in ep; then tp with ep; then also shared experts; the last two with experts
+         * that tp does not cut. */
+        bool over = way >= 6 && way < 12, folded = way >= 24, shared = folded ? way >= 30 : way >= 18;
         c = shared ? latents : routed;
+        c.whole_experts = folded;
         Mesh mesh = over ? (Mesh){.degree = {1, 1, 2, 1, 1, 2, 1, 1}, .world = 4}
                          : mesh_of_experts(1, 1, 4, way % 2 ? 4 : 2, way < 12 ? 1 : 2);
+        mesh.folded = folded;
         Schedule schedule;
         Stages stages;
         Partition p;

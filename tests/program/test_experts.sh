@@ -95,6 +95,42 @@ fast='mesh.dp_shard=2 numerics.mode=fast train.compute=bf16 train.steps=3'
 mesh 2 both_fast $fast numerics.tp_invariant_up_to=2
 mesh 4 both_fast4 $fast mesh.tp=2 mesh.ep=2 train.recompute=full
 [ "$(curve both_fast4)" = "$(curve both_fast)" ] && [ "$(digest both_fast4)" = "$(digest both_fast)" ] || fail "ep with tp has other bits in bf16"
+# Whole experts with tp (mesh.etp): each rank of tp dispatches its own tokens, over groups of ep that span tp. One rank has the same bits if it
+# does not split sums over an expert's width either. Alone over tp, with dp_shard inside ep or beside it, in pipelines, over cp, in dispatch chunks.
+whole='model.num_experts=8 numerics.tp_invariant_up_to=2 numerics.etp_invariant_up_to=1 numerics.cp_invariant_up_to=4 train.steps=3 checkpoint.every=3'
+exits 0 train run.yaml run.dir=whole $whole lr_schedule.total_steps=6 || cat err
+exits 0 train run.yaml run.dir=whole_stop $whole train.steps=2 checkpoint.every=2 lr_schedule.total_steps=6
+mesh 2 whole_stop $whole lr_schedule.total_steps=6 mesh.tp=2 mesh.ep=2 mesh.etp=1
+mesh 2 whole_tp $whole lr_schedule.total_steps=6 mesh.tp=2 mesh.ep=2 mesh.etp=1 train.recompute=full
+mesh 4 whole_shard $whole lr_schedule.total_steps=6 mesh.tp=2 mesh.dp_shard=2 mesh.ep=4 mesh.etp=1 train.ep_buffer_factor=1 train.split_backward=true
+mesh 4 whole_piped $whole lr_schedule.total_steps=6 mesh.tp=2 mesh.pp=2 mesh.ep=2 mesh.etp=1 pipeline.schedule=zbv
+mesh 4 whole_cp $whole lr_schedule.total_steps=6 mesh.tp=2 mesh.cp=2 mesh.ep=4 mesh.etp=1 mesh.cp_comm=all_gather train.recompute=none
+for run in whole_stop whole_tp whole_shard whole_piped whole_cp; do
+    [ "$(curve $run)" = "$(curve whole)" ] && [ "$(digest $run)" = "$(digest whole)" ] || fail "$run differs from one rank with whole experts"
+done
+[ "$(digest whole)" != "$(digest leaves)" ] || fail "whole experts change nothing"
+# A run that began with mesh.etp 1 keeps its bits on one rank; one that began otherwise cannot take it up.
+mesh 2 whole_begun model.num_experts=8 mesh.tp=2 mesh.ep=2 mesh.etp=1 numerics.cp_invariant_up_to=4 train.steps=2 lr_schedule.total_steps=6 checkpoint.every=2
+exits 0 train run.yaml run.dir=whole_begun model.num_experts=8 train.steps=3 lr_schedule.total_steps=6 checkpoint.every=3
+[ "$(curve whole_begun)" = "$(curve whole)" ] && [ "$(digest whole_begun)" = "$(digest whole)" ] || fail "a run that began with mesh.etp 1 differs"
+exits 78 train run.yaml run.dir=both_stop -n 2 mesh.tp=2 mesh.ep=2 mesh.etp=1 train.steps=8
+has err 'mesh.etp 1 cannot have the bits of numerics.etp_invariant_up_to 4, of which each rank of mesh.tp has a part of an expert: set mesh.etp to 2'
+exits 78 train run.yaml run.dir=whole_begun -n 2 model.num_experts=8 mesh.tp=2 train.steps=4
+has err 'mesh.etp 2 cannot have the bits of numerics.etp_invariant_up_to 1, of which experts are whole on each rank: set mesh.etp to 1 and mesh.ep to a multiple of mesh.tp'
+exits 78 plan run.yaml -n 4 mesh.tp=4 mesh.ep=4 mesh.etp=2
+has err 'mesh.etp 2 with mesh.tp 4: experts are whole, or cut over all ranks of tp: 1 or 4 would do'
+exits 78 plan run.yaml -n 4 mesh.tp=2 mesh.ep=1 mesh.etp=1
+has err 'mesh.ep 1 with mesh.etp 1 is laid over all ranks of mesh.tp 2 and is no multiple of it: set mesh.ep to 2, or leave out mesh.etp'
+exits 78 plan run.yaml -n 6 mesh.tp=2 mesh.ep=4 mesh.etp=1
+has err 'mesh.ep 4 is laid over mesh.dp_shard 3, in groups of mesh.tp 2 ranks times a power of two that divides it: 2 would do'
+exits 78 plan run.yaml numerics.tp_invariant_up_to=4 numerics.etp_invariant_up_to=2
+has err 'numerics.etp_invariant_up_to 2 is neither 1'
+# A third of the bytes of ep, with 2 ranks of tp: half of the rows go out, in bf16, and half as many come back, in bf16 where fp32 sums of splits did.
+sent_ep() { grep -o '"sent_ep": [0-9]*' "$1/metrics.jsonl" | head -1 | grep -o '[0-9]*$'; }
+small='model.num_experts=8 train.compute=bf16 train.steps=1 mesh.tp=2 mesh.dp_shard=2'
+mesh 4 cut_bytes $small mesh.ep=2
+mesh 4 whole_bytes $small mesh.ep=2 mesh.etp=1
+[ "$(sent_ep whole_bytes)" -lt $(($(sent_ep cut_bytes) / 2)) ] || fail "whole experts send $(sent_ep whole_bytes) bytes, cut ones $(sent_ep cut_bytes)"
 # Products of all source ranks' rows, and gradients that they sum: in one dispatch chunk, and in several.
 for compute in fp32 bf16; do
     apart="model.num_experts=8 mesh.dp_shard=4 numerics.mode=fast train.gradient_sync=microbatch train.compute=$compute train.steps=3"
@@ -168,6 +204,9 @@ grep -q 'model.layers.2.mlp.experts.gate_up_proj  *F32  *\[6, 32, 40\]' out || f
 has out 'model.layers.0.self_attn.sinks'
 exits 0 train run.yaml run.dir=gpt_from $gpt model.init=gpt/checkpoints/step-00000003
 exits 0 generate gpt --prompt abc --tokens 4 --temperature 0
+
+exits 78 plan run.yaml -n 2 $gpt model.num_experts=8 mesh.tp=2 mesh.ep=2 mesh.etp=1
+has err 'mesh.etp 1: the family gpt_oss has biases of experts'
 
 # Llama 4: weighted expert inputs and a shared expert, attention chunks that do not end with any rank's tokens, layers with and without RoPE,
 # one of them with an MLP. The same as on one rank over pp and dp_shard with Muon, over cp with both methods, over tp and ep, with separate
@@ -261,6 +300,11 @@ mesh 4 latent_halves $deepseek $more mesh.tp=2 mesh.dp_shard=2 train.gradient_sy
 # With ep as well: routed experts are distributed, the shared ones stay on every rank.
 mesh 4 latent_visits $deepseek $more mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 train.ep_buffer_factor=1
 mesh 4 latent_both $deepseek $more mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 train.split_backward=true train.recompute=full
+exits 0 train run.yaml run.dir=latent_whole $deepseek $more model.num_experts=12 numerics.etp_invariant_up_to=1
+mesh 4 latent_whole4 $deepseek $more model.num_experts=12 numerics.etp_invariant_up_to=1 mesh.tp=2 mesh.dp_shard=2 mesh.ep=4 mesh.etp=1 \
+    train.split_backward=true train.recompute=full
+[ "$(curve latent_whole4)" = "$(curve latent_whole)" ] && [ "$(digest latent_whole4)" = "$(digest latent_whole)" ] ||
+    fail "deepseek_v3 differs with whole experts"
 for run in latent_stop latent_tp4 latent_piped latent_halves latent_visits latent_both; do
     [ "$(curve $run)" = "$(curve latent_splits)" ] && [ "$(digest $run)" = "$(digest latent_splits)" ] || fail "deepseek_v3 differs in $run"
 done

@@ -35,6 +35,7 @@ typedef struct Run {
     int cp, exact_chunks; /* the same for cp */
     CpComm method;
     int experts;              /* ranks of ep, for a model with experts; 0: none */
+    int etp;                  /* 1: experts are whole, and so are sums over their width; 0 */
     bool adapted;             /* all matrices of blocks have adapters */
     bool half;                /* Muon's states are bf16 */
     bool narrow;              /* passes compute in bf16 */
@@ -82,8 +83,8 @@ static Batch fill(Data *d, int64_t index) {
 static void make_layout(Comm *c, const Run *run, const ModelConfig *m, Layout *l) {
     const Shape *s = run->shape;
     Error err = {.message = ""};
-    MeshOptions o = {s->pp,   s->replicas,  s->shards,
-                     run->cp, run->tensors, run->experts > 0 ? run->experts : 1};
+    MeshOptions o = {
+        s->pp, s->replicas, s->shards, run->cp, run->tensors, run->experts > 0 ? run->experts : 1, run->etp};
     int own = own_microbatches(run);
     if (s->pp == 1) MUST(layout_single(l, m, own, run->split_backward, &err) == OK);
     if (s->pp > 1) {
@@ -184,6 +185,7 @@ static void body(Comm *c, void *context) {
                      .positions = CONTEXT,
                      .loss_rows = shared ? 10 : CONTEXT, /* the last chunk is shorter */
                      .splits = run->splits,
+                     .expert_splits = run->etp,
                      .compute = run->narrow ? DTYPE_BF16 : DTYPE_F32,
                      .mtp_loss_weight = 0.5,
                      .exact_chunks = run->exact_chunks,
@@ -665,6 +667,81 @@ static void test_adapted_latents(void **state) {
     walk_adapted_latents(family_shape(&family_deepseek_v2), 2, false);
 }
 
+/* Experts that tp does not cut, which every rank of tp dispatches its own tokens to: the figures of one rank
+ * whose sums over an expert's width are not split either. */
+static void walk_whole_experts(ModelConfig m, Run run) {
+    static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CP_COMM_ALL_TO_ALL};
+    static const Way folded[] = {
+        {"tp", {1, 1, 1, .exact = true}, 1, 2, 2, CP_COMM_ALL_TO_ALL},
+        {"tp, dp_shard", {1, 1, 2, .exact = true, .sync = SYNC_MICROBATCH}, 1, 2, 2, CP_COMM_ALL_TO_ALL},
+        {"tp x dp_shard", {1, 1, 2, .exact = true}, 1, 2, 4, CP_COMM_ALL_TO_ALL},
+        {"tp x dp_shard, Muon", {1, 1, 2, .exact = true, .muon = true}, 1, 2, 4, CP_COMM_ALL_TO_ALL},
+        {"tp x cp by keys", {1, 1, 1, .exact = true}, 2, 2, 4, CP_COMM_ALL_GATHER},
+        {"tp, cp by heads", {1, 1, 1, .exact = true}, 2, 2, 2, CP_COMM_ALL_TO_ALL},
+        {"tp of 4", {1, 1, 1, .exact = true}, 1, 4, 4, CP_COMM_ALL_TO_ALL},
+        {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 2, CP_COMM_ALL_TO_ALL}};
+    static Run one, other;
+    m.whole_experts = true;
+    for (size_t i = 0; i < sizeof folded / sizeof *folded; i++) {
+        const Way *w = &folded[i];
+        Way same = alone;
+        bool heads =
+            w->method == CP_COMM_ALL_GATHER || axes_splits_heads(&m, (TpGroup){.size = w->tensors}, w->cp);
+        if (w->tensors > run.splits || (w->cp > 1 && !heads)) continue;
+        same.shape.muon = w->shape.muon;
+        for (int split_backward = 0; split_backward < 2; split_backward++) {
+            one = run_of(&m, &same), other = run_of(&m, w);
+            Run *runs[] = {&one, &other};
+            for (int k = 0; k < 2; k++) {
+                runs[k]->splits = run.splits, runs[k]->adapted = run.adapted, runs[k]->narrow = run.narrow;
+                runs[k]->etp = 1, runs[k]->split_backward = k && split_backward;
+                run_all(runs[k]);
+            }
+            if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
+                fail_msg("whole experts of %s over %s%s have other figures than on one rank",
+                         model_family(&m)->model_type, w->name,
+                         split_backward ? ", dgrad and wgrad separate," : "");
+        }
+    }
+}
+
+static void test_whole_experts(void **state) {
+    (void)state;
+    for (int i = 0; families[i]; i++)
+        if (family_has_experts(families[i]) && !families[i]->arch.expert_bias)
+            walk_whole_experts(family_shape(families[i]), (Run){.splits = 2, .narrow = i % 2});
+    ModelConfig m = moonlight_shape();
+    m.moe_intermediate_size = 12;
+    walk_whole_experts(m, (Run){.splits = 4, .adapted = true});
+    m.mtp_depth = 1, m.mtp_module = true;
+    walk_whole_experts(m, (Run){.splits = 2});
+    m = family_shape(&family_qwen3_moe);
+    m.num_attention_heads = 4, m.num_key_value_heads = 1, m.head_dim = 8, m.moe_intermediate_size = 7;
+    walk_whole_experts(m, (Run){.splits = 2, .narrow = true});
+}
+
+/* The same in fast numerics, with each way to sum gradients, against ranks that have all experts. */
+static void test_whole_experts_fast(void **state) {
+    static Run one, other;
+    static const Shape shapes[] = {{1, 1, 2, .sync = SYNC_STEP},
+                                   {1, 1, 4, .sync = SYNC_MICROBATCH, .tied = true},
+                                   {1, 2, 2, .sync = SYNC_REPLICA},
+                                   {2, 1, 1, .sync = SYNC_MICROBATCH}};
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        one = (Run){.shape = &shapes[i], .tensors = 1, .splits = 2, .cp = 1, .experts = 1, .etp = 1};
+        run_all(&one);
+        for (int ep = 1; ep <= shapes[i].shards; ep *= 2)
+            for (int tensors = 1; tensors <= 2; tensors *= 2) {
+                other = one, other.tensors = tensors, other.experts = ep * tensors;
+                run_all(&other);
+                if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
+                    fail_msg("shape %zu: whole experts over tp %d, ep %d have other figures than without", i,
+                             tensors, ep * tensors);
+            }
+    }
+}
+
 /* docs/use/combinations.md has the same table. */
 static void test_families(void **state) {
     Text refused = {0};
@@ -814,6 +891,8 @@ int main(void) {
                                        cmocka_unit_test(test_experts_over_contexts),
                                        cmocka_unit_test(test_experts_with_tensors),
                                        cmocka_unit_test(test_mtp_module),
+                                       cmocka_unit_test(test_whole_experts),
+                                       cmocka_unit_test(test_whole_experts_fast),
                                        cmocka_unit_test(test_families),
                                        cmocka_unit_test(test_adapters),
                                        cmocka_unit_test(test_adapted_latents),

@@ -106,6 +106,8 @@ draw_run() {
     draw leaves 1 2 4 4
     draw spans 1 4 4
     words+=("numerics.tp_invariant_up_to=$leaves" "numerics.cp_invariant_up_to=$spans")
+    whole=
+    [ -z "$experts" ] || [ "$family" = gpt_oss ] || [ "$leaves" -eq 1 ] || ! at_times 40 numerics.etp_invariant_up_to=1 || whole=1
     key train.compute fp32 fp32 bf16
     key train.microbatch 1 2
     key optimizer.kind adamw adamw muon sgd
@@ -128,7 +130,10 @@ draw_mesh() {
     done
     words=("mesh.pp=$pp" "mesh.dp_replicate=$replicas" "mesh.dp_shard=$shards" "mesh.cp=$cp" "mesh.tp=$tp")
     draw ep 1 2 $((shards * cp))
-    [ -z "$experts" ] || [ $((shards * cp % ep)) -ne 0 ] || words+=("mesh.ep=$ep")
+    [ $((shards * cp % ep)) -eq 0 ] || ep=1
+    [ -z "$whole" ] || [ "$tp" -eq 1 ] || words+=(mesh.etp=1)
+    [ -z "$whole" ] || ep=$((ep * tp))
+    [ -z "$experts" ] || words+=("mesh.ep=$ep")
     key train.gradient_sync auto step microbatch replica
     key train.recompute none selective full
     key train.reshard_after_forward auto always never

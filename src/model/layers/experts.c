@@ -42,6 +42,13 @@
  * split come back. Shared experts are sharded as one MLP, and the result of each of their splits is added to
  * that of the same split of the routed experts: so one sum over ranks covers both.
  *
+ * Where TP shards no expert (ModelConfig.whole_experts), sums over an expert's width are not split. Every
+ * rank of TP still routes all tokens, since the router's gradient is of all, but it makes only the rows of
+ * its own tokens, and dispatches them to ranks of EP that include those of its TP group. Their results are
+ * added to the rounded sum of shared experts, after the sum over ranks. A rank of EP merges the rows from one
+ * TP group as if one rank had sent them, since the gradient of an expert is a sum over these rows in the
+ * order of tokens.
+ *
  * With exact chunks, whose gradients are rounded by themselves (unit.h: CpGroup), the rows of each exact
  * chunk are also sorted and processed by themselves: the bits of a gradient depend on the rows in its sum,
  * which are then the exact chunk's on whichever rank. With CP, a sequence may begin on one rank and end on
@@ -145,6 +152,8 @@ enum {
     PARTIAL_ROWS,
     PARTIAL_SUMS,
     REMOTE_PARTIALS,
+    ARRIVED,
+    ORDERS,
     TENSORS,
     SHARED_GATE_UP = TENSORS,
     SHARED_ACT,
@@ -153,14 +162,14 @@ enum {
     SHARED_TENSORS
 };
 static const TensorRow tensors[SHARED_TENSORS] = {
-    /* Routes. Rows, and tokens of rows, count within their exact chunk. wgrad reads them too
+    /* Routes. Rows, and tokens of rows, count within their routing piece. wgrad reads them too
      * (weights and rows only where weights multiply the input); they are saved anyway. */
     [SCORES] = {.width = DIM_EXPERTS, .element = ELEMENT_FP32, .life = LIFE_INPUT},
     [CHOSEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
     [WEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_INPUT, .operand = true},
     [ROW] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
     [TOKEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
-    [FIRST] = {EXTENT_EXACT_CHUNKS, DIM_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
+    [FIRST] = {EXTENT_PIECES, DIM_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
     [GATE_UP] = {EXTENT_WORKED, DIM_EXPERT_GATE_UP, .life = LIFE_CHEAP},
     [ROWS] = {EXTENT_ASSIGNMENTS, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* of x, of results, and of gradients */
     /* for wgrad, times the weight */
@@ -178,7 +187,7 @@ static const TensorRow tensors[SHARED_TENSORS] = {
     [BALANCE] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
     [COUNTS] = {EXTENT_SEQUENCES, DIM_EXPERTS, ELEMENT_COUNT, .life = LIFE_INPUT, .need = NEED_BALANCE},
     /* FIRST of all ranks; and of their rows here. */
-    [ALL_FIRST] = {EXTENT_EXACT_CHUNKS, DIM_ALL_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT,
+    [ALL_FIRST] = {EXTENT_LOCAL_PIECES, DIM_ALL_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT,
                    .need = NEED_DISPATCH},
     [OWN_FIRST] = {EXTENT_EXACT_CHUNKS, DIM_LOCAL_RUNS, ELEMENT_INDEX, .life = LIFE_SCRATCH,
                    .need = NEED_DISPATCH},
@@ -191,16 +200,18 @@ static const TensorRow tensors[SHARED_TENSORS] = {
     /* Result of one split for each row, one split at a time, or with dispatch for all splits; and the sums of
      * splits for each token. */
     [PARTIAL_ROWS] = {EXTENT_SPLIT_ASSIGNMENTS, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH,
-                      .need = NEED_SPLITS},
+                      .need = NEED_EXPERT_SPLITS},
     [PARTIAL_SUMS] = {EXTENT_SPLIT_PARTIALS, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH,
-                      .need = NEED_SPLITS},
+                      .need = NEED_EXPERT_SPLITS},
     [REMOTE_PARTIALS] = {EXTENT_SPLIT_WORKED, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH,
                          .need = NEED_DISPATCH_SPLITS},
+    [ARRIVED] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_FOLDED},
+    [ORDERS] = {EXTENT_ORDERS, DIM_ONE, ELEMENT_INDEX, .life = LIFE_SCRATCH, .need = NEED_FOLDED},
     [SHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_CHEAP},
     [SHARED_ACT] = {.width = DIM_SHARED, .life = LIFE_SCRATCH, .operand = true}, /* as in layers/mlp.c */
     [DSHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
-    /* The result of shared experts, then the gradient of x. */
-    [SHARED_ROWS] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_NO_SPLITS},
+    /* The result of shared experts, then the gradient of x; where ranks reduce these, of routed experts. */
+    [SHARED_ROWS] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_WHOLE_EXPERTS},
 };
 
 static const Product router = {&params[ROUTER], &params[ROUTER_BIAS], 1, DIM_EXPERTS, DIM_HIDDEN};
@@ -212,17 +223,22 @@ static const Product shared_down = {&params[SHARED_DOWN], NULL, 1, DIM_HIDDEN, D
 static int exact_chunks(const LayerPass *w) { return model_exact_chunks(w->pass->model); }
 
 /* Whether a weight multiplies its expert's input. */
+/* Routing pieces whose rows this rank makes. */
+static int pieces(const LayerPass *w) { return model_local_pieces(w->pass->model); }
+
+static bool is_folded(const LayerPass *w) { return model_is_folded(w->pass->model); }
+
 static bool weighs_input(const LayerPass *w) {
     return model_family(&w->pass->model->config)->arch.weighs_input;
 }
 
-/* Shape of the routing of one exact chunk. */
+/* Shape of the routing of one piece. */
 static RouteShape shape_of(const LayerPass *w) {
     const Model *m = w->pass->model;
     const ModelConfig *c = &m->config;
     const Param *bias =
         param_of(&m->table, w->unit, &params[c->balance_bias ? BALANCE_BIAS : CORRECTION_BIAS]);
-    return (RouteShape){.tokens = model_exact_chunk(m, m->tokens),
+    return (RouteShape){.tokens = model_piece(m),
                         .sequence = model_sequence(m),
                         .experts = (int)c->num_experts,
                         .chosen = (int)c->num_experts_per_tok,
@@ -235,7 +251,7 @@ static RouteShape shape_of(const LayerPass *w) {
                         .bias = bias ? weights_vector(w->pass->weights, bias) : NULL};
 }
 
-/* Routes from `token` on. Runs of rows are those of the first exact chunk. */
+/* Routes from `token` on. Runs of rows are those of the first piece. */
 static Routes routes_at(const LayerPass *w, int64_t token) {
     const ModelConfig *c = &w->pass->model->config;
     void *const *t = w->tensors;
@@ -248,11 +264,16 @@ static Routes routes_at(const LayerPass *w, int64_t token) {
                     t[FIRST]};
 }
 
-static Routes routes_of(const LayerPass *w, int exact_chunk) {
+static Routes routes_of_piece(const LayerPass *w, int piece) {
     const Model *m = w->pass->model;
-    Routes r = routes_at(w, exact_chunk * model_exact_chunk(m, m->tokens));
-    r.first += exact_chunk * model_dim(&m->config, DIM_RUNS);
+    Routes r = routes_at(w, piece * model_piece(m));
+    r.first += piece * model_dim(&m->config, DIM_RUNS);
     return r;
+}
+
+/* Of the i-th of this rank's own pieces. */
+static Routes routes_of(const LayerPass *w, int i) {
+    return routes_of_piece(w, model_first_piece(w->pass->model) + i);
 }
 
 /* The parameter of the first local expert, where each expert has its own parameters; else the fused one. */
@@ -263,15 +284,19 @@ static const Param *matrix_of(const LayerPass *w, const Product *p) {
     return param_of_expert(&m->table, w->unit, first->row, (int)model_first_expert(&m->config));
 }
 
-/* (token, expert) assignments of an exact chunk. */
+/* (token, expert) assignments of a piece. */
 static int64_t assignments(const LayerPass *w) {
-    return model_exact_chunk(w->pass->model, model_assignments(w->pass->model));
+    return model_piece(w->pass->model) * w->pass->model->config.num_experts_per_tok;
 }
 
-/* Address in a tensor [T, h] of the first token of an exact chunk. */
-static void *tokens_of(const LayerPass *w, int exact_chunk, const void *tokens) {
+/* The layer's input, and the gradient of its result, of the tokens whose rows this rank makes. */
+static const void *input_of(const LayerPass *w) { return is_folded(w) ? w->local_x : w->x; }
+static const void *gradient_of_result(const LayerPass *w) { return is_folded(w) ? w->local_dy : w->dy; }
+
+/* Address in a tensor of such tokens, [tokens, h], of the first of a piece. */
+static void *tokens_of(const LayerPass *w, int piece, const void *tokens) {
     const Model *m = w->pass->model;
-    return model_at(m, tokens, exact_chunk * model_exact_chunk(m, m->tokens) * m->config.hidden_size);
+    return model_at(m, tokens, piece * model_piece(m) * m->config.hidden_size);
 }
 
 static void *row_at(const LayerPass *w, int tensor, Dim width, int64_t row) {
@@ -281,7 +306,7 @@ static void *row_at(const LayerPass *w, int tensor, Dim width, int64_t row) {
 
 /* ---- products of experts: [rows, in] to [rows, out], and their gradients ---- */
 
-/* Rows that local experts process at once, sorted by expert: the assignments of one exact chunk of local
+/* Rows that local experts process at once, sorted by expert: the assignments of one piece of local
  * tokens, or of dispatched ones of another rank. */
 typedef struct Rows {
     int64_t count;
@@ -293,13 +318,13 @@ typedef struct Rows {
     const void *dy;
 } Rows;
 
-static Rows local_rows(const LayerPass *w, int exact_chunk) {
-    int64_t count = assignments(w), first = exact_chunk * count;
+static Rows local_rows(const LayerPass *w, int piece) {
+    int64_t count = assignments(w), first = piece * count;
     return (Rows){.count = count,
-                  .first = routes_of(w, exact_chunk).first,
+                  .first = routes_of(w, piece).first,
                   .sources = 1,
                   .experts = (int)w->pass->model->config.num_experts,
-                  .gradient = exact_chunk,
+                  .gradient = piece,
                   .x = row_at(w, ROWS, DIM_HIDDEN, first),
                   .gate_up = row_at(w, GATE_UP, DIM_EXPERT_GATE_UP, first),
                   .act = row_at(w, ACT, DIM_EXPERT, first),
@@ -316,7 +341,7 @@ static ExpertRows rows_of(const LayerPass *w, const Rows *r, const Param *first)
 static bool is_dispatched(const LayerPass *w) { return w->pass->model->dispatch_rows > 0; }
 
 /* Whether sums over an expert's width are split. */
-static bool has_splits(const LayerPass *w) { return w->pass->model->tp.splits > 1; }
+static bool has_splits(const LayerPass *w) { return model_expert_splits(w->pass->model) > 1; }
 
 /* Fused expert weights are stored [inputs, outputs], matrices of single experts [outputs, inputs]. */
 static void multiply(const LayerPass *w, const Product *p, const Rows *r, bool back, const void *x, void *y,
@@ -334,7 +359,7 @@ static void expert_product(const LayerPass *w, const Product *p, const Rows *r, 
                            void *y) {
     const Model *m = w->pass->model;
     int64_t length = model_dim(&m->config, back ? p->out : p->in);
-    multiply(w, p, r, back, x, y, m->compute, has_splits(w) ? model_one_split(m, length) : NO_SPLIT);
+    multiply(w, p, r, back, x, y, m->compute, m->tp.splits > 1 ? model_one_split(m, length) : NO_SPLIT);
 }
 
 static void expert_weight(const LayerPass *w, const Product *p, const Rows *r, const void *dy,
@@ -400,34 +425,33 @@ static void add_bias_weights(const LayerPass *w) {
 }
 
 /* Gathers each row's token. Rows are looked up as in an embedding. */
-static void gather(const LayerPass *w, int exact_chunk, const void *x /* [T, h] c */,
-                   int to /* [T k, h] c */) {
+static void gather(const LayerPass *w, int piece, const void *x /* [T, h] c */, int to /* [T k, h] c */) {
     const Model *m = w->pass->model;
     OP(w->pass->device, embed_forward, .tokens = assignments(w), .hidden = m->config.hidden_size,
-       .ids = routes_of(w, exact_chunk).token, .table = tokens_of(w, exact_chunk, x), .rows = ALL_ROWS,
-       .scale = 1.0f, .out = row_at(w, to, DIM_HIDDEN, exact_chunk * assignments(w)), .c = m->compute);
+       .ids = routes_of(w, piece).token, .table = tokens_of(w, piece, x), .rows = ALL_ROWS, .scale = 1.0f,
+       .out = row_at(w, to, DIM_HIDDEN, piece * assignments(w)), .c = m->compute);
 }
 
 /* Gathers the input of the experts, times the weights where these multiply it. */
-static void gather_x(const LayerPass *w, int exact_chunk) {
+static void gather_x(const LayerPass *w, int piece) {
     const Model *m = w->pass->model;
     if (!weighs_input(w))
-        gather(w, exact_chunk, w->x, ROWS);
+        gather(w, piece, input_of(w), ROWS);
     else
-        OP(w->pass->device, permute, .s = shape_of(w), .r = routes_of(w, exact_chunk),
-           .hidden = m->config.hidden_size, .x = tokens_of(w, exact_chunk, w->x),
-           .rows = row_at(w, ROWS, DIM_HIDDEN, exact_chunk * assignments(w)), .c = m->compute);
+        OP(w->pass->device, permute, .s = shape_of(w), .r = routes_of(w, piece),
+           .hidden = m->config.hidden_size, .x = tokens_of(w, piece, input_of(w)),
+           .rows = row_at(w, ROWS, DIM_HIDDEN, piece * assignments(w)), .c = m->compute);
 }
 
-static void combine(const LayerPass *w, int exact_chunk, bool weighed, void *y /* [T, h] c */) {
+static void combine(const LayerPass *w, int piece, bool weighed, void *y /* [tokens, h] c */) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, combine, .s = shape_of(w), .r = routes_of(w, exact_chunk),
-       .hidden = m->config.hidden_size, .rows = row_at(w, ROWS, DIM_HIDDEN, exact_chunk * assignments(w)),
-       .weighed = weighed, .y = tokens_of(w, exact_chunk, y), .c = m->compute);
+    OP(w->pass->device, combine, .s = shape_of(w), .r = routes_of(w, piece), .hidden = m->config.hidden_size,
+       .rows = row_at(w, ROWS, DIM_HIDDEN, piece * assignments(w)), .weighed = weighed,
+       .y = tokens_of(w, piece, y), .c = m->compute);
 }
 
-static void combine_all(const LayerPass *w, bool weighed, void *y /* [T, h] c */) {
-    for (int s = 0; s < exact_chunks(w); s++) combine(w, s, weighed, y);
+static void combine_all(const LayerPass *w, bool weighed, void *y /* [tokens, h] c */) {
+    for (int s = 0; s < pieces(w); s++) combine(w, s, weighed, y);
 }
 
 /* ---- sums over an expert's width, split over ranks, then over a token's experts ---- */
@@ -481,7 +505,7 @@ static void permute_rows(const LayerPass *w, const Sum *sum, const Rows *r) {
         whole_rows(w, sum, r);
         return;
     }
-    for (int split = 0; split < model_local_splits(m); split++)
+    for (int split = 0; split < model_local_expert_splits(m); split++)
         split_rows(w, sum, r, split, partials + split * m->dispatch_rows * hidden);
 }
 
@@ -491,7 +515,7 @@ static void split_sum(const LayerPass *w, const Sum *sum, int split, float *to /
     float *partials = w->tensors[PARTIAL_ROWS];
     bool first = m->tp.rank == 0 && split == 0;
     if (is_dispatched(w)) partials += split * model_assignments(m) * hidden;
-    for (int s = 0; s < exact_chunks(w); s++) {
+    for (int s = 0; s < pieces(w); s++) {
         Rows r = local_rows(w, s);
         float *rows = partials + s * assignments(w) * hidden;
         if (!is_dispatched(w)) split_rows(w, sum, &r, split, rows);
@@ -525,18 +549,27 @@ static void add_up(const LayerPass *w, const Sum *sum, void *y /* [T, h] */) {
     int64_t elements = m->tokens * m->config.hidden_size;
     float *partials = w->tensors[PARTIAL_SUMS];
     if (m->tp.size > 1) {
-        sum_partials(w, sum, 0, model_local_splits(m), y, partials);
+        sum_partials(w, sum, 0, model_local_expert_splits(m), y, partials);
         return;
     }
-    sum_partials(w, sum, 0, model_local_splits(m), partials, partials + elements);
+    sum_partials(w, sum, 0, model_local_expert_splits(m), partials, partials + elements);
     OP(w->pass->device, cast, elements, partials, DTYPE_F32, y, m->compute);
 }
 
 /* ---- shared experts, and the sum of all experts ---- */
 
-static void add_rows(const LayerPass *w, void *to /* [T, h] c */) {
+static void add_rows(const LayerPass *w, void *to /* [local, h] c */) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, add, m->tokens * m->config.hidden_size, to, w->tensors[SHARED_ROWS], to, m->compute);
+    OP(w->pass->device, add, model_local_tokens(m) * m->config.hidden_size, to, w->tensors[SHARED_ROWS], to,
+       m->compute);
+}
+
+/* Whether the sum of the shared experts is reduced over ranks, and that of the routed ones waits for it. */
+static bool waits_for_shared(const LayerPass *w) { return is_folded(w) && has_shared(w); }
+
+/* Without splits. Where the sum of a token's routed experts goes, if the layer's goes to `to`. */
+static void *routed_sum(const LayerPass *w, void *to) {
+    return waits_for_shared(w) ? w->tensors[SHARED_ROWS] : to;
 }
 
 /* With splits. Adapters of shared experts are added after the sum, which may be over ranks. */
@@ -546,8 +579,14 @@ static void add_up_results(const LayerPass *w) {
 }
 
 static void finish(const LayerPass *w) {
-    combine_all(w, !weighs_input(w), w->y);
-    if (has_shared(w)) add_rows(w, w->y);
+    combine_all(w, !weighs_input(w), routed_sum(w, w->y));
+    if (has_shared(w) && !is_folded(w)) add_rows(w, w->y);
+}
+
+/* After the reduction of the shared experts' sum, whose address unit.c: take_sum gives as dx. */
+static void result_summed(const LayerPass *w, const Collective *c) {
+    (void)c;
+    if (waits_for_shared(w)) add_rows(w, w->dx);
 }
 
 static void shared_up_forward(const LayerPass *w) {
@@ -563,8 +602,9 @@ static void shared_up_backward(const LayerPass *w, Grads grads) {
         product_adapters_input(w, &shared_gate_up, w->tensors[DSHARED_GATE_UP], w->dx);
         return;
     }
-    product_input(w, &shared_gate_up, w->tensors[DSHARED_GATE_UP], w->tensors[SHARED_ROWS]);
-    add_rows(w, w->dx);
+    void *to = is_folded(w) ? w->dx : w->tensors[SHARED_ROWS];
+    product_input(w, &shared_gate_up, w->tensors[DSHARED_GATE_UP], to);
+    if (!is_folded(w)) add_rows(w, w->dx);
 }
 
 static void shared_down_forward(const LayerPass *w) {
@@ -576,7 +616,7 @@ static void shared_down_forward(const LayerPass *w) {
     if (has_splits(w))
         product_adapters_inner(w, &shared_down, t[SHARED_ACT]);
     else
-        product_forward(w, &shared_down, t[SHARED_ACT], t[SHARED_ROWS]);
+        product_forward(w, &shared_down, t[SHARED_ACT], is_folded(w) ? w->y : t[SHARED_ROWS]);
 }
 
 static void shared_down_backward(const LayerPass *w, Grads grads) {
@@ -628,8 +668,8 @@ static void router_forward(const LayerPass *w) {
     if (bias)
         OP(p->device, bias_forward, .tokens = m->tokens, .n = c->num_experts, .y = w->tensors[SCORES],
            .bias = weights_vector(p->weights, bias), .c = DTYPE_F32);
-    for (int s = 0; s < exact_chunks(w); s++)
-        OP(p->device, route, .s = shape_of(w), .r = routes_of(w, s),
+    for (int s = 0; s < model_route_pieces(m); s++)
+        OP(p->device, route, .s = shape_of(w), .r = routes_of_piece(w, s),
            .counts = p->routed ? p->routed + (w->unit - 1) * c->num_experts : NULL);
     if (p->training) count_sequences(w);
 }
@@ -668,8 +708,15 @@ static void add_router(const LayerPass *w, int64_t first, int64_t tokens) {
        .c_type = m->compute, .ldc = hidden, .accumulate = true, .splits = model_one_split(m, experts));
 }
 
+/* Adds it for the tokens of this rank's sequence-parallel shard, to dx [local, h]. */
+static void add_router_local(const LayerPass *w) {
+    const Model *m = w->pass->model;
+    int64_t own = model_local_tokens(m);
+    add_router(w, m->tp.rank * own, own);
+}
+
 /* The gradient of the routing weights comes from the experts. The router's part of the gradient of x is added
- * to theirs; with TP, after that sum was reduced (router_summed). */
+ * to theirs; with TP, after that sum was reduced (router_summed), if it is. */
 static void router_input(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -677,15 +724,14 @@ static void router_input(const LayerPass *w) {
     for (int i = 0; i < model_runs(m); i++) route_back(w, i);
     if (p->balance && shape_of(w).balance > 0)
         OP(p->device, loss_sum, m->tokens, w->tensors[BALANCE], p->balance);
-    if (m->tp.size == 1) add_router(w, 0, m->tokens);
+    if (m->tp.size == 1 || (is_folded(w) && !has_shared(w))) add_router_local(w);
     router_bias(w);
 }
 
 static void router_summed(const LayerPass *w, const Collective *c) {
     (void)c;
-    const Model *m = w->pass->model;
-    int64_t own = model_local_tokens(m);
-    add_router(w, m->tp.rank * own, own);
+    if (waits_for_shared(w)) add_rows(w, w->dx);
+    add_router_local(w);
 }
 
 static void router_backward(const LayerPass *w, Grads grads) {
@@ -701,7 +747,7 @@ static void make_gate_up(const LayerPass *w, const Rows *r) {
 }
 
 static void gate_up_forward(const LayerPass *w) {
-    for (int s = 0; s < exact_chunks(w); s++) {
+    for (int s = 0; s < pieces(w); s++) {
         Rows r = local_rows(w, s);
         gather_x(w, s);
         make_gate_up(w, &r);
@@ -709,24 +755,24 @@ static void gate_up_forward(const LayerPass *w) {
 }
 
 /* ROWS hold x for wgrad, then its gradient in dgrad. */
-static void gate_up_back(const LayerPass *w, int exact_chunk, Grads grads) {
-    Rows r = local_rows(w, exact_chunk);
+static void gate_up_back(const LayerPass *w, int piece, Grads grads) {
+    Rows r = local_rows(w, piece);
     if (grads & WGRAD) {
-        gather_x(w, exact_chunk);
+        gather_x(w, piece);
         expert_weight(w, &gate_up, &r, r.dgate_up, r.x);
     }
     if (grads & DGRAD) {
         gate_up_bias(w, &r);
         if (has_splits(w)) return;
         whole_rows(w, &sum_of_gate_up, &r);
-        combine(w, exact_chunk, weighs_input(w), w->dx);
+        combine(w, piece, weighs_input(w), w->dx);
     }
 }
 
 /* With dispatch, experts_backward does this on the remote rank, together with dgrad. */
 static void gate_up_backward(const LayerPass *w, Grads grads) {
     if (is_dispatched(w)) return;
-    for (int s = 0; s < exact_chunks(w); s++) gate_up_back(w, s, grads);
+    for (int s = 0; s < pieces(w); s++) gate_up_back(w, s, grads);
     if (has_splits(w) && !has_shared(w) && grads & DGRAD) add_up(w, &sum_of_gate_up, w->dx);
 }
 
@@ -740,7 +786,7 @@ static void activate(const LayerPass *w, const Rows *r) {
 }
 
 static void down_forward(const LayerPass *w) {
-    for (int s = 0; s < exact_chunks(w); s++) {
+    for (int s = 0; s < pieces(w); s++) {
         Rows r = local_rows(w, s);
         activate(w, &r);
         if (has_splits(w)) continue;
@@ -765,7 +811,7 @@ static void input_weights(const LayerPass *w, const Rows *r, RouteShape s, Route
     const Model *m = w->pass->model;
     enum { RUNS = 2 }; /* gate, up */
     OP(w->pass->device, permute_dweights, .s = s, .r = routes, .n = model_dim(&m->config, DIM_EXPERT),
-       .runs = RUNS, .splits = model_local_splits(m), .y = r->gate_up, .dy = r->dgate_up,
+       .runs = RUNS, .splits = model_local_expert_splits(m), .y = r->gate_up, .dy = r->dgate_up,
        .dweights = dweights, .c = m->compute);
 }
 
@@ -783,31 +829,32 @@ static void down_input(const LayerPass *w, const Rows *r, RouteShape s, Routes r
         return;
     }
     activate(w, r);
-    OP(p->device, combine_backward, .s = s, .r = routes, .inter = inter, .splits = model_local_splits(m),
-       .act = r->act, .dact = r->dact, .dweights = dweights, .c = m->compute);
+    OP(p->device, combine_backward, .s = s, .r = routes, .inter = inter,
+       .splits = model_local_expert_splits(m), .act = r->act, .dact = r->dact, .dweights = dweights,
+       .c = m->compute);
     activate_backward(w, r, r->dact);
 }
 
-static void down_back(const LayerPass *w, int exact_chunk, Grads grads) {
-    Rows r = local_rows(w, exact_chunk);
-    gather(w, exact_chunk, w->dy, ROWS);
+static void down_back(const LayerPass *w, int piece, Grads grads) {
+    Rows r = local_rows(w, piece);
+    gather(w, piece, w->dy, ROWS);
     if (grads & DGRAD) {
-        down_bias(w, exact_chunk, ROWS);
-        down_input(w, &r, shape_of(w), routes_of(w, exact_chunk),
-                   (float *)w->tensors[DWEIGHTS] + exact_chunk * assignments(w));
+        down_bias(w, piece, ROWS);
+        down_input(w, &r, shape_of(w), routes_of(w, piece),
+                   (float *)w->tensors[DWEIGHTS] + piece * assignments(w));
     }
     if (grads & WGRAD) expert_weight(w, &down, &r, r.dy, r.act);
 }
 
 static void down_backward(const LayerPass *w, Grads grads) {
-    for (int s = 0; !is_dispatched(w) && s < exact_chunks(w); s++) down_back(w, s, grads);
+    for (int s = 0; !is_dispatched(w) && s < pieces(w); s++) down_back(w, s, grads);
 }
 
 /* ---- dispatch ---- */
 
 static Rows remote_rows(const LayerPass *w, const RemoteRows *v) {
     const ModelConfig *c = &w->pass->model->config;
-    int64_t table = v->exact_chunk * model_expert_ranks(c) + v->first, experts = model_local_experts(c);
+    int64_t table = v->exact_chunk * model_expert_sources(c) + v->first, experts = model_local_experts(c);
     const int32_t *runs = (const int32_t *)w->tensors[OWN_FIRST] + table * (experts + 1);
     return (Rows){.count = v->count,
                   .first = runs + (v->rank - v->first) * experts,
@@ -822,7 +869,7 @@ static Rows remote_rows(const LayerPass *w, const RemoteRows *v) {
 }
 
 static void permute_forward(const LayerPass *w) {
-    for (int s = 0; s < exact_chunks(w); s++) gather_x(w, s);
+    for (int s = 0; s < pieces(w); s++) gather_x(w, s);
 }
 
 static void experts_forward(const LayerPass *w, const RemoteRows *v) {
@@ -841,7 +888,7 @@ static void unpermute_forward(const LayerPass *w) {
         add_up_results(w);
         return;
     }
-    for (int s = 0; s < exact_chunks(w); s++) {
+    for (int s = 0; s < pieces(w); s++) {
         Rows r = local_rows(w, s);
         add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, r.x, w->pass->model->compute);
     }
@@ -854,11 +901,11 @@ static void permute_backward(const LayerPass *w) {
     Device *d = w->pass->device;
     float *weights = w->tensors[ROW_WEIGHTS];
     int64_t count = assignments(w);
-    OP(d, zero, weights, (size_t)(exact_chunks(w) * count) * sizeof(float));
-    for (int s = 0; s < exact_chunks(w); s++) {
+    OP(d, zero, weights, (size_t)(pieces(w) * count) * sizeof(float));
+    for (int s = 0; s < pieces(w); s++) {
         Routes r = routes_of(w, s);
         gather_x(w, s);
-        gather(w, s, w->dy, LOCAL_DY);
+        gather(w, s, gradient_of_result(w), LOCAL_DY);
         down_bias(w, s, LOCAL_DY);
         OP(d, embed_backward, .tokens = count, .hidden = 1, .ids = r.row, .dout = r.weights, .rows = ALL_ROWS,
            .scale = 1.0f, .dtable = weights + s * count, .c = DTYPE_F32);
@@ -889,14 +936,14 @@ static void results_backward(const LayerPass *w, const RemoteRows *v) {
  * pass. */
 static void unpermute_backward(const LayerPass *w) {
     const float *weights = w->tensors[ROW_WEIGHTS];
-    float *dweights = w->tensors[DWEIGHTS];
     int64_t count = assignments(w);
-    for (int s = 0; s < exact_chunks(w); s++)
+    float *dweights = (float *)w->tensors[DWEIGHTS] + model_first_piece(w->pass->model) * count;
+    for (int s = 0; s < pieces(w); s++)
         OP(w->pass->device, embed_forward, .tokens = count, .hidden = 1, .ids = routes_of(w, s).row,
            .table = weights + s * count, .rows = ALL_ROWS, .scale = 1.0f, .out = dweights + s * count,
            .c = DTYPE_F32);
     if (!has_splits(w))
-        combine_all(w, weighs_input(w), w->dx);
+        combine_all(w, weighs_input(w), routed_sum(w, w->dx));
     else if (!has_shared(w))
         add_up(w, &sum_of_gate_up, w->dx);
 }
@@ -911,6 +958,8 @@ static const ExpertDispatch expert_dispatch = {
     .runs = FIRST,
     .all_runs = ALL_FIRST,
     .local_runs = OWN_FIRST,
+    .arrived = ARRIVED,
+    .orders = ORDERS,
     .way = {
         [DISPATCH_FORWARD] = {.out = {DISPATCHED_X},
                               .back = {COMBINED_RESULTS},
@@ -949,22 +998,41 @@ static const LayerOp shared_ops[] = {ROUTER_OP,
                                       shared_down_backward, .product = &shared_down, .partial = true},
                                      EXPERT_OPS};
 
-/* The experts' ops begin with op `up`. read_x, read_dy: masks of the ops that read x and dy. */
-#define COLLECTIVES(up, read_x, read_dy, up_adapters, down_adapters)                                         \
-    {ALL_GATHER_X(read_x)}, {REDUCE_SCATTER_DX(read_x), .unpack = router_summed, .adapted = up_adapters},    \
-        {REDUCE_SCATTER_Y(OPS((up) + 1)), .adapted = down_adapters}, {ALL_GATHER_DY(read_dy)},               \
-        {COLLECTIVE(IN_FORWARD, BEHIND(OPS(0)), ALL_REDUCE, CONTEXT, COUNTS, COUNTS, SEQUENCES, EXPERTS,     \
-                    COUNT),                                                                                  \
-         .when = NEED_BALANCE, .trains = true, .overlaps = true, .what = "EXPERT_COUNTS"},                   \
-        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(0)), ALL_REDUCE, TENSOR, DWEIGHTS, DWEIGHTS, TOKENS, CHOSEN, FP32), \
-         .brief = true, .what = "DROUTER"},                                                                  \
+/* The experts' ops begin with op `up`. read_x, read_dy: masks of the ops that read x and dy of all tokens, of
+ * which those that read x make partial sums of dx. */
+#define TP_COLLECTIVES(up, read_x, read_dy, up_adapters, down_adapters)                                   \
+    {ALL_GATHER_X(read_x)}, {REDUCE_SCATTER_DX(read_x), .unpack = router_summed, .adapted = up_adapters}, \
+        {REDUCE_SCATTER_Y(OPS((up) + 1)), .unpack = result_summed, .adapted = down_adapters}, {           \
+        ALL_GATHER_DY(read_dy)                                                                            \
+    }
+#define EXPERT_COUNTS                                                                                   \
+    {                                                                                                   \
+        COLLECTIVE(IN_FORWARD, BEHIND(OPS(0)), ALL_REDUCE, CONTEXT, COUNTS, COUNTS, SEQUENCES, EXPERTS, \
+                   COUNT),                                                                              \
+            .when = NEED_BALANCE, .trains = true, .overlaps = true, .what = "EXPERT_COUNTS"             \
+    }
+/* Ranks have partial sums for all tokens, or complete gradients for their own (`kind`, `rows`). */
+#define DROUTER(kind, rows)                                                                         \
+    {                                                                                               \
+        COLLECTIVE(IN_DGRAD, BEFORE(OPS(0)), kind, TENSOR, DWEIGHTS, DWEIGHTS, rows, CHOSEN, FP32), \
+            .brief = true, .what = "DROUTER"                                                        \
+    }
+#define EXPERT_DISPATCH(up)                                                                                  \
     {                                                                                                        \
         COLLECTIVE(IN_FORWARD | IN_RECOMPUTE | IN_DGRAD, BEFORE(OPS(up) | OPS((up) + 1)), DISPATCH, EXPERTS, \
                    ROWS, REMOTE_X, ASSIGNMENTS, HIDDEN, COMPUTE)                                             \
     }
-static const Collective collectives[] = {COLLECTIVES(1, OPS(0) | OPS(1), OPS(2), NULL, NULL)};
+static const Collective collectives[] = {TP_COLLECTIVES(1, OPS(0) | OPS(1), OPS(2), NULL, NULL),
+                                         EXPERT_COUNTS, DROUTER(ALL_REDUCE, TOKENS), EXPERT_DISPATCH(1)};
 static const Collective shared_collectives[] = {
-    COLLECTIVES(3, OPS(0) | OPS(1) | OPS(3), OPS(2) | OPS(4), &shared_gate_up, &shared_down)};
+    TP_COLLECTIVES(3, OPS(0) | OPS(1) | OPS(3), OPS(2) | OPS(4), &shared_gate_up, &shared_down),
+    EXPERT_COUNTS, DROUTER(ALL_REDUCE, TOKENS), EXPERT_DISPATCH(3)};
+/* Routed experts read, and make, rows of local tokens only. */
+static const Collective whole_collectives[] = {
+    {ALL_GATHER_X(OPS(0))}, EXPERT_COUNTS, DROUTER(ALL_GATHER, LOCAL), EXPERT_DISPATCH(1)};
+static const Collective whole_shared_collectives[] = {
+    TP_COLLECTIVES(3, OPS(0) | OPS(1), OPS(2), &shared_gate_up, &shared_down), EXPERT_COUNTS,
+    DROUTER(ALL_GATHER, LOCAL), EXPERT_DISPATCH(3)};
 
 const Layer layer_experts = {.name = "experts",
                              LAYER_ROWS(param, params),
@@ -979,3 +1047,16 @@ const Layer layer_shared_experts = {.name = "experts, some shared",
                                     LAYER_ROWS(op, shared_ops),
                                     LAYER_ROWS(collective, shared_collectives),
                                     .dispatch = &expert_dispatch};
+const Layer layer_whole_experts = {.name = "experts",
+                                   LAYER_ROWS(param, params),
+                                   .tensors = tensors,
+                                   LAYER_ROWS(op, ops),
+                                   LAYER_ROWS(collective, whole_collectives),
+                                   .tensor_count = TENSORS,
+                                   .dispatch = &expert_dispatch};
+const Layer layer_whole_shared_experts = {.name = "experts, some shared",
+                                          LAYER_ROWS(param, params),
+                                          LAYER_ROWS(tensor, tensors),
+                                          LAYER_ROWS(op, shared_ops),
+                                          LAYER_ROWS(collective, whole_shared_collectives),
+                                          .dispatch = &expert_dispatch};

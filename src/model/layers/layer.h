@@ -49,7 +49,7 @@ typedef enum Extent {
     EXTENT_LOCAL,        /* tokens / TP: the sequence-parallel shard */
     EXTENT_LOGITS,       /* tokens of a chunk of logits */
     EXTENT_LOGIT_SPLITS, /* EXTENT_LOGITS for each local split */
-    EXTENT_ASSIGNMENTS,  /* (token, expert) assignments of local tokens */
+    EXTENT_ASSIGNMENTS,  /* (token, expert) assignments of tokens whose rows this rank makes */
     EXTENT_WORKED, /* rows that local experts work on at a time: a dispatch chunk, else all assignments */
     /* tokens, for each partial sum alive while splits are added up: model_split_depth */
     EXTENT_SPLIT_PARTIALS,
@@ -63,6 +63,9 @@ typedef enum Extent {
     EXTENT_STARTS,            /* states that Mamba-2 saves, one for each scan chunk */
     EXTENT_MAMBA_CHUNK,       /* tokens of a scan chunk, at most, in whole blocks: mamba_scratch_rows */
     EXTENT_EXACT_CHUNKS,      /* one for each exact chunk of tokens */
+    EXTENT_PIECES,            /* one for each routing piece of tokens */
+    EXTENT_LOCAL_PIECES,      /* those whose rows this rank makes */
+    EXTENT_ORDERS,            /* two for each row of a dispatch chunk */
     EXTENT_SEQUENCES,         /* one for each sequence of all ranks */
     EXTENT_RECORDS,           /* four numbers of the loss for each token and split of all ranks */
     EXTENT_ADAPTER,           /* r of adapters */
@@ -85,10 +88,11 @@ typedef enum Need {
     NEED_KEY_SPLITS,      /* several local splits share a KV head: model_key_splits */
     NEED_ROW_SUMS,        /* splits > 1, in a layer that norms all heads of a token as one row */
     NEED_DISPATCH,        /* expert parallelism */
-    NEED_SPLITS,          /* splits > 1: TP may shard matrices, the bits do not depend on its degree */
+    NEED_EXPERT_SPLITS,   /* sums over an expert's width are split: TP may shard experts */
     NEED_TP,              /* TP degree > 1 */
-    NEED_NO_SPLITS,       /* splits == 1 */
-    NEED_DISPATCH_SPLITS, /* NEED_DISPATCH and NEED_SPLITS */
+    NEED_WHOLE_EXPERTS,   /* these sums are not split */
+    NEED_FOLDED,          /* each rank of TP dispatches the rows of its own tokens */
+    NEED_DISPATCH_SPLITS, /* NEED_DISPATCH and NEED_EXPERT_SPLITS */
     NEED_HEADS_APART,     /* several local splits of MTP heads' input gradients: model_has_heads_apart */
     NEED_EXPERT_BIAS,     /* experts have biases */
     NEED_HEAD_SUMS,       /* CP all-to-all, and attention sinks, whose gradient is summed by tokens */
@@ -291,14 +295,18 @@ typedef struct LayerOp {
  *
  *     local   permute   ROWS --out-->  remote   experts, rank after rank  --back-->  local   unpermute
  *
+ * Where each rank of TP dispatches its own tokens, the ranks of one TP group are one source: on the remote
+ * rank their rows are merged, sorted by expert, tokens ascending, as if one rank had sent them (`arrived`,
+ * `orders`).
+ *
  * With exact chunks, rows are sorted within each exact chunk, and those of one chunk go out and back before
  * the next. These ops run as one, dgrad and wgrad together; if the received rows exceed the buffers, several
  * times, once for each dispatch chunk. They always recompute what the forward pass made on the remote rank,
  * whatever the policy. */
 typedef enum DispatchIf {
     DISPATCH_ALWAYS,
-    DISPATCH_WHOLE, /* splits == 1: sums over an expert's width are not split */
-    DISPATCH_SPLITS /* splits > 1: the tensor has one block per local split */
+    DISPATCH_WHOLE, /* sums over an expert's width are not split */
+    DISPATCH_SPLITS /* they are: the tensor has one block per local split */
 } DispatchIf;
 typedef struct DispatchTensor {
     int local, remote; /* indices of tensors of the layer: [assignments, width], and [worked, width] */
@@ -337,6 +345,9 @@ typedef struct ExpertDispatch {
      * table [its ranks, local experts] and the end of its rows, which begins where its first rank has one in
      * [exact chunks, ranks, local experts + 1] */
     int runs, all_runs, local_runs;
+    /* Where sources are merged: rows as they arrived or leave, [worked, h]; and for each row of a dispatch
+     * chunk the arrived row that it is, then the reverse. */
+    int arrived, orders;
     ExpertPass way[DISPATCH_PASSES];
 } ExpertDispatch;
 
@@ -369,10 +380,12 @@ extern const Layer layer_mamba2;
 extern const Layer layer_mlp;            /* x -> y, with a gate or without */
 extern const Layer layer_experts;        /* x -> y, in place of an MLP */
 extern const Layer layer_shared_experts; /* the same, with some that all tokens meet */
-extern const Layer layer_head;           /* the state -> losses, or logits */
-extern const Layer layer_heads;          /* the same, with MTP heads */
-extern const Layer layer_mtp;            /* the state, next tokens' ids -> y: begins an MTP module's stream */
-extern const Layer layer_mtp_head;       /* the state, and the end of that stream -> losses of both */
+extern const Layer layer_whole_experts;  /* both where TP shards no expert */
+extern const Layer layer_whole_shared_experts;
+extern const Layer layer_head;     /* the state -> losses, or logits */
+extern const Layer layer_heads;    /* the same, with MTP heads */
+extern const Layer layer_mtp;      /* the state, next tokens' ids -> y: begins an MTP module's stream */
+extern const Layer layer_mtp_head; /* the state, and the end of that stream -> losses of both */
 
 /* The passes of a product, on T tokens. Partial sums over ranks are fp32 (KSplit). */
 /* The parameter that begins its matrix, and its bias; NULL: it has none. */
