@@ -122,7 +122,7 @@ void control_arrived(Comm *c) {
     else if (n->kind == CONTROL_SPEAK)
         c->speaker = c->rank;
     else if (n->kind == CONTROL_HUNG)
-        hung_told(c, n->code);
+        hung_told(c, n->code, n->message);
     else if (c->asking)
         keep_answer(c, n);
     else if (n->kind == CONTROL_STALL)

@@ -8,8 +8,9 @@
  *      that they are busy without progress. The lowest rank that asked decides; the others ask again if it
  *      does not. Of ranks that do not answer only those are killed whose process is stopped. Others may be
  *      blocked in MPI.
- *  H2. A rank can be killed by those of its machine only. The deciding rank tells all ranks (CONTROL_HUNG). A
- *      busy rank hears it too, and kills itself.
+ *  H2. A rank can be looked at and killed by those of its machine only. If only ranks of other machines are
+ *      mute, all are told (CONTROL_HUNG), and those of that machine look. A busy rank is told too, and kills
+ *      itself.
  *  H3. A rank that is blocked in MPI cannot ask. After the limit it kills ranks of its machine that are
  *      stopped.
  *  H4. A rank whose communication is broken, and whose program does not come to repair it, kills itself.
@@ -93,18 +94,22 @@ CommHung comm_take_hung(Comm *c) {
     return found;
 }
 
-/* ranks: "rank 1 hung (it was stopped)" */
-static void keep_found(Comm *c, const char *ranks) {
-    char waits[512];
-    double seconds = watchdog_waited(c);
+/* "rank 0 had waited 5.2 s for all-reduce of 64 bytes over dp_shard, in step 3, GATHER of unit 1" */
+static void describe_wait(const Comm *c, char *out, size_t size) {
+    char what[512];
+    watchdog_describe(c, what, sizeof what);
+    snprintf(out, size, "rank %d had waited %.1f s for %s", c->numbers[c->rank], watchdog_waited(c), what);
+}
+
+/* ranks: "rank 1 hung (it was stopped)"; wait: as above, of the rank that has found it. */
+static void keep_found(Comm *c, const char *ranks, const char *wait) {
     Text text = {0};
-    watchdog_describe(c, waits, sizeof waits);
-    text_printf(&text, "%s: rank %d had waited %.1f s for %s", ranks, c->numbers[c->rank], seconds, waits);
+    text_printf(&text, "%s: %s", ranks, wait);
+    log_warn("%s; it is killed, and the others go on", text.data);
     pthread_mutex_lock(&c->hung_mutex);
-    c->hung.seconds = seconds;
+    if (sscanf(wait, "rank %*d had waited %lf", &c->hung.seconds) != 1) c->hung.seconds = 0;
     snprintf(c->hung.text, sizeof c->hung.text, "%.*s", (int)sizeof c->hung.text - 1, text.data);
     pthread_mutex_unlock(&c->hung_mutex);
-    log_warn("%s; it is killed, and the others go on", text.data);
     text_free(&text);
 }
 
@@ -123,6 +128,10 @@ static void list_rank(Text *list, int number, const char *how) {
 
 /* ---- after a question ---- */
 
+/* In the order in which they are to blame: others may wait for a stopped rank, or do not answer because they
+ * are blocked in MPI. */
+typedef enum Hang { HANG_STOPPED, HANG_BUSY, HANG_UNSEEN /* mute, on another machine */, HANG_NOT } Hang;
+
 /* Whether one that answers is on its machine. */
 static bool has_neighbour(const Comm *c, int rank) {
     for (int p = 0; p < c->size; p++)
@@ -130,61 +139,72 @@ static bool has_neighbour(const Comm *c, int rank) {
     return false;
 }
 
+static Hang hang_of(const Comm *c, int rank) {
+    const RankProcess *p = process_of(c, rank);
+    if (c->heard[rank] == CONTROL_BUSY) return HANG_BUSY;
+    if (c->heard[rank] != CONTROL_NONE) return HANG_NOT;
+    if (is_here(c, p)) return is_stopped(p) ? HANG_STOPPED : HANG_NOT;
+    return has_neighbour(c, rank) ? HANG_UNSEEN : HANG_NOT;
+}
+
 /* The busy rank has answered "...: is busy, and waits for no rank, in step 3" (describe_busy). */
-static void list_busy(Comm *c, int rank, Text *list) {
-    char how[300];
+static void list_hung(Comm *c, int rank, Hang hang, Text *list) {
+    char how[300] = "it was stopped";
     const char *where = c->lines[rank] ? strstr(c->lines[rank], ", in ") : NULL;
-    snprintf(how, sizeof how, "it was busy without progress%s", where ? where : "");
+    if (hang == HANG_BUSY) snprintf(how, sizeof how, "it was busy without progress%s", where ? where : "");
     list_rank(list, c->numbers[rank], how);
 }
 
-static void end_rank(Comm *c, int rank) {
-    control_send(c, CONTROL_HUNG, -1, (ErrorCode)rank, "");
+/* Those who can see it do the rest: it itself, if it is busy, or its machine's others. */
+static void end_rank(Comm *c, int rank, Hang hang, const char *wait) {
+    if (hang != HANG_STOPPED) control_send(c, CONTROL_HUNG, -1, (ErrorCode)rank, wait);
     if (is_here(c, process_of(c, rank))) rank_process_kill(process_of(c, rank));
 }
 
-/* One of these; of mute ranks, those that are stopped, or that another rank is to look at. */
-static bool hangs(const Comm *c, int rank, ControlKind kind) {
-    const RankProcess *p = process_of(c, rank);
-    if (c->heard[rank] != kind) return false;
-    return kind == CONTROL_BUSY || (is_here(c, p) ? is_stopped(p) : has_neighbour(c, rank));
-}
-
-/* Condemns those that answered so. Returns how many; -1: one of them was to be killed before. */
-static int condemn_all(Comm *c, ControlKind kind, Text *list) {
+/* Returns how many there are; 0 also if one of them was to be killed before. */
+static int condemn_all(Comm *c, Hang hang, Text *list) {
     int count = 0;
     for (int p = 0; p < c->size; p++) {
-        if (!hangs(c, p, kind)) continue;
-        if (!condemn(c, c->numbers[p])) return -1;
-        kind == CONTROL_BUSY ? list_busy(c, p, list) : list_rank(list, c->numbers[p], "it answered nobody");
+        if (hang_of(c, p) != hang) continue;
+        if (!condemn(c, c->numbers[p])) return 0;
+        list_hung(c, p, hang, list);
         count++;
     }
     return count;
 }
 
-/* A stopped rank is to blame before a busy one, which may wait for it next. */
-bool hung_condemn(Comm *c) {
-    static const ControlKind kinds[] = {CONTROL_NONE, CONTROL_BUSY};
-    int count = 0;
+static bool end_all_of(Comm *c, Hang hang) {
+    char wait[600];
     Text list = {0};
-    for (int i = 0; atomic_load(&c->ends_hung) && i < 2 && count == 0; i++) {
-        count = condemn_all(c, kinds[i], &list);
-        for (int p = 0; p < c->size; p++)
-            if (c->lines[p] && count > 0) watchdog_print(c->lines[p]);
-        if (count > 0) keep_found(c, list.data);
-        for (int p = 0; p < c->size && count > 0; p++)
-            if (hangs(c, p, kinds[i])) end_rank(c, p);
-    }
+    int count = condemn_all(c, hang, &list);
+    describe_wait(c, wait, sizeof wait);
+    for (int p = 0; p < c->size && count > 0; p++)
+        if (c->lines[p]) watchdog_print(c->lines[p]);
+    if (count > 0 && hang != HANG_UNSEEN) keep_found(c, list.data, wait);
+    for (int p = 0; p < c->size && count > 0; p++)
+        if (hang_of(c, p) == hang) end_rank(c, p, hang, wait);
     text_free(&list);
     return count > 0;
 }
 
+bool hung_condemn(Comm *c) {
+    bool found = false;
+    for (Hang hang = HANG_STOPPED; atomic_load(&c->ends_hung) && hang < HANG_NOT && !found; hang++)
+        found = end_all_of(c, hang);
+    return found;
+}
+
 /* A rank that is not stopped here may have been continued, or be blocked in MPI. */
-void hung_told(Comm *c, int rank) {
+void hung_told(Comm *c, int rank, const char *wait) {
+    Text list = {0};
     if (rank < 0 || rank >= c->size || !c->processes) return;
     if (rank == c->rank) raise(SIGKILL);
-    if (is_here(c, process_of(c, rank)) && is_stopped(process_of(c, rank)))
-        rank_process_kill(process_of(c, rank));
+    const RankProcess *p = process_of(c, rank);
+    if (!is_here(c, p) || !is_stopped(p) || !condemn(c, c->numbers[rank])) return;
+    list_rank(&list, c->numbers[rank], "it was stopped");
+    keep_found(c, list.data, wait);
+    rank_process_kill(p);
+    text_free(&list);
 }
 
 /* ---- where nothing can be asked ---- */
@@ -192,10 +212,12 @@ void hung_told(Comm *c, int rank) {
 /* Without the mutex, so by numbers that do not change. Another rank of the machine may have found them first;
  * so the first time in a wait the watchdog waits another limit. */
 bool hung_find_stopped(Comm *c) {
+    char wait[600];
     Text list = {0};
     pid_t own = getpid();
     const RankProcess *self = NULL;
     if (!atomic_load(&c->ends_hung)) return false;
+    describe_wait(c, wait, sizeof wait);
     for (int i = 0; i < c->first_size; i++)
         if (c->processes[i].process == own && c->processes[i].machine) self = &c->processes[i];
     for (int i = 0; self && i < c->first_size; i++) {
@@ -205,7 +227,7 @@ bool hung_find_stopped(Comm *c) {
         rank_process_kill(p);
     }
     bool found = list.length > 0, again = c->stopped_sought == atomic_load(&c->waits_since);
-    if (found) keep_found(c, list.data);
+    if (found) keep_found(c, list.data, wait);
     c->stopped_sought = atomic_load(&c->waits_since);
     text_free(&list);
     return found || !again;

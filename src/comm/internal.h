@@ -351,7 +351,8 @@ void hung_renumber(Comm *c); /* after a repair; old_ranks are those before it */
 /* A question has shown that ranks hang (c->heard), and the mutex is held. True: the others are to go on
  * without them. False: the run must end. */
 bool hung_condemn(Comm *c);
-void hung_told(Comm *c, int rank); /* another rank has condemned this one */
+/* Another rank has found that this one hangs; wait: how long it had waited for it, and for what. */
+void hung_told(Comm *c, int rank, const char *wait);
 /* The watchdog's thread, when the rank has been blocked in MPI for longer than the limit. False: no rank was
  * found, again. */
 bool hung_find_stopped(Comm *c);

@@ -39,24 +39,52 @@ for fault in 'rank=1,step=9/in step 9/step 9' 'rank=0,phase=validation,step=5/af
     'rank=1,phase=saving,step=10/after the update of step 10/saving after step 10' 'rank=0,phase=comparing,step=15/after the update of step 15/.* after step 15'; do
     IFS=/ read -r what when where <<<"$fault"
     meanwhile 2 patient hangs pair 2 "stop:$what" "rank [01] died $when; 1 ranks go on" \
-        "rank ${what:5:1} hung (it answered nobody): rank $((1 - ${what:5:1})) had waited [0-9.]* s for .*, in $where" data.audit=false
+        "rank ${what:5:1} hung (it was stopped): rank $((1 - ${what:5:1})) had waited [0-9.]* s for .*, in $where" data.audit=false
 done
 # Inside a step: the passes, a collective, the norm, the update.
 for action in FWD BWD REDUCED NORM UPDATE; do
     rank=$((RANDOM % 2)) when=9
     [ "$action" != UPDATE ] || when=10 # the other finishes its update
     meanwhile 2 patient hangs pair 2 "stop:rank=$rank,step=9,action=$action" "rank $rank died in step $when; 1 ranks go on" \
-        "rank $rank hung (it .*): rank $((1 - rank)) had waited [0-9.]* s for .*, in step $when" data.audit=false
+        "rank $rank hung (it was stopped): rank $((1 - rank)) had waited [0-9.]* s for .*, in step $when" data.audit=false
 done
 meanwhile 4 patient hangs tp 4 stop:rank=1,step=6,action=COLLECTIVE 'rank 1 died in step 6; 2 ranks go on' \
-    'rank 1 hung (it .*): rank [023] had waited' mesh.tp=2 data.audit=false
+    'rank 1 hung (it was stopped): rank [023] had waited' mesh.tp=2 data.audit=false
 # Busy, and not stopped: in a call that does not return.
 meanwhile 2 patient hangs pair 2 slow:rank=1,phase=saving,step=5,ms=3600000 'rank 1 died after the update of step 5' \
     'rank 1 hung (it was busy without progress, in saving after step 5): rank 0 had waited'
-meanwhile 4 patient hangs tp 4 stop:rank=2,step=12,action=UPDATE '2 ranks go on with dp_replicate 1; rank 3 left' 'rank 2 hung (it answered nobody): rank [013] had waited' mesh.tp=2
+meanwhile 4 patient hangs tp 4 stop:rank=2,step=12,action=UPDATE '2 ranks go on with dp_replicate 1; rank 3 left' 'rank 2 hung (it was stopped): rank [013] had waited' mesh.tp=2
 # During a recovery from a death.
 meanwhile 4 patient hangs four 4 'kill:rank=3,step=7;stop:rank=1,phase=loading,step=6' 'rank 3, 1 died in step 7; 1 ranks go on' \
-    'rank 1 hung (it .*): rank [02] had waited' mesh.dp_replicate=4 data.audit=false
+    'rank 1 hung (it was stopped): rank [02] had waited' mesh.dp_replicate=4 data.audit=false
+# Ranks of another machine can be killed by those there only. The name of the host tells machines apart.
+cat >elsewhere.sh <<'EOF'
+[ "$OMPI_COMM_WORLD_RANK" -ge "$HERE" ] || exec "$@"
+exec unshare --uts sh -c 'hostname elsewhere; exec "$@"' sh "$@"
+EOF
+# elsewhere NAME STATUS HERE RANKS WORD...: a run of which only the first HERE ranks are on this machine.
+elsewhere() {
+    local name=$1 status=0
+    rm -rf "$name"
+    # shellcheck disable=SC2086
+    HERE=$3 timeout -k 5 1500 $launcher --allow-run-as-root --oversubscribe --bind-to none --with-ft ulfm -n "$4" bash elsewhere.sh \
+        "$weft" train run.yaml run.dir="$name" "${@:5}" >/dev/null 2>"$name.err" </dev/null || status=$?
+    [ "$status" -eq "$2" ] || fail "$name: ends with $status in place of $2: $(grep -v '│' "$name.err" | tail -3)"
+}
+seen() {
+    elsewhere seen 0 2 4 mesh.dp_replicate=4 --inject stop:rank=3,step=7,action=FWD "$@"
+    equal seen four
+    grep '"event": "recovered"' seen/journal.jsonl | grep -q 'rank 3 hung (it was stopped): rank [012] had waited [0-9.]* s for' ||
+        fail "seen: the journal says $(grep recovered seen/journal.jsonl)"
+}
+unseen() {
+    elsewhere unseen 76 1 2 --inject stop:rank=1,step=7,action=FWD "$@"
+    has unseen.err 'weft: rank 1 answers nobody: it hangs, or the machine does'
+}
+if unshare --uts true 2>/dev/null; then
+    meanwhile 4 patient seen
+    meanwhile 2 patient unseen
+fi
 together
 
 # ---- a stop at any moment; the rank is continued after the recovery ----
