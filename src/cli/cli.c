@@ -260,6 +260,7 @@ ErrorCode arguments_parse(Arguments *args, const Verb *verb, int count, const ch
         const char *word = words[next++];
         if (flags_over || word[0] != '-' || !word[1]) {
             args->operands[args->operand_count++] = word;
+            flags_over |= verb->words_after;
         } else if (strcmp(word, "--") == 0) {
             flags_over = true;
         } else {

@@ -38,6 +38,7 @@ typedef struct Verb {
     const Flag *flags;              /* ended by name == NULL; NULL for none. Every verb has --help. */
     const Option *(*options)(void); /* configuration table to document under --help, or NULL */
     int min_operands, max_operands; /* -1: any number */
+    bool words_after; /* the first operand ends the flags: it is a program with words of its own */
     ErrorCode (*run)(const Arguments *args, Error *err);
 } Verb;
 

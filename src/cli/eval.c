@@ -457,7 +457,7 @@ static ErrorCode run_eval(const Arguments *args, Error *err) {
     TRY(model_watchdog(&j.ranks, &watchdog_s, err));
     setup_before_ranks(&c, (int)ranks);
     char **words = arguments_words(args, "--ranks", NULL);
-    ErrorCode code = launch_ranks(&(LaunchTerms){(int)ranks, watchdog_s, false}, words, err);
+    ErrorCode code = launch_ranks(&(LaunchTerms){.ranks = (int)ranks, .watchdog_s = watchdog_s}, words, err);
     arguments_free_words(words);
     return code;
 }

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -29,7 +30,8 @@
 
 static const Flag flags[] = {
     {"--ranks", 'n', "N",
-     "start N processes on this machine, joined by MPI; the keys of mesh define what each does"},
+     "start N processes on this machine, joined by MPI or sockets (comm.transport); the keys of mesh define "
+     "what each does"},
     {"--restarts", 0, "N",
      "start the run again, at most N times, when it is killed or fails in a way that may pass"},
     {"--inject", 0, "FAULTS",
@@ -42,6 +44,17 @@ static const Flag flags[] = {
 static ErrorCode load(const Arguments *args, Config *c, OptionSet *set, Error *err) {
     return config_load(c, set, args->operands[0], args->operand_count - 1, args->operands + 1,
                        checkpoint_find_shape, err);
+}
+
+/* Who asks for sockets wants what MPI may not do, such as going on without a rank. */
+static ErrorCode check_transport(const Comm *comm, const Config *c, Error *err) {
+    if (c->comm.transport != TRANSPORT_SOCKETS || strcmp(comm_transport_name(comm), "mpi") != 0) return OK;
+    error_set(
+        err, ERR_USAGE,
+        "comm.transport=sockets, but these ranks are joined by MPI: start them with -n N or weft launch, or "
+        "set WEFT_MEET=HOST:PORT for them");
+    err->reported = comm_rank(comm) > 0;
+    return err->code;
 }
 
 /* A rank. It does not report errors of its configuration until the ranks have joined: then all learn of them
@@ -69,6 +82,7 @@ static ErrorCode train(const Arguments *args, Error *err) {
     activity_enter(&activity, PHASE_READING, 0);
     if (code != OK) *err = unread;
     code = comm_agree(comm, code, err);
+    if (code == OK) code = check_transport(comm, &c, err);
     if (code == OK) code = agree_on_config(comm, &set, err);
     if (code == OK)
         code = comm_agree(
@@ -131,7 +145,8 @@ static ErrorCode check(const Arguments *args, int64_t ranks, LaunchTerms *terms,
     if (code == OK) setup_before_ranks(&c, (int)ranks);
     if (code == OK)
         code = inject_parse(&inject, arguments_flag(args, "--inject"), (int)ranks, c.train.steps, err);
-    *terms = (LaunchTerms){(int)ranks, c.comm.watchdog_s, c.recovery.mode == RECOVERY_IN_PLACE};
+    *terms = (LaunchTerms){(int)ranks, c.comm.watchdog_s, c.comm.transport == TRANSPORT_SOCKETS,
+                           c.recovery.mode == RECOVERY_IN_PLACE};
     inject_free(&inject);
     options_free(&set);
     return code;
@@ -205,8 +220,10 @@ const Verb verb_train = {
         "With --restarts the run is a process of its own, started again from its last checkpoint when a "
         "signal kills it or it fails in a way that may pass; what is wrong with the command line, the "
         "configuration or the data is not tried again.\n\n"
-        "With -n N it runs as N processes on this machine, started by mpirun; on several machines start it "
-        "by mpirun or srun yourself. The keys of mesh define how they divide the work.\n\n"
+        "With -n N it runs as N processes on this machine, started by mpirun or, with "
+        "comm.transport=sockets, "
+        "by weft launch; on several machines start it by mpirun, srun or weft launch yourself. The keys of "
+        "mesh define how they divide the work.\n\n"
         "Each key below lists what another value of it does to a resumed run: \"on resume: another curve\" "
         "is "
         "refused unless run.allow_changes names the key, other last bits and other figures are reported in "

@@ -20,6 +20,7 @@ extern const Verb verb_export;
 extern const Verb verb_generate;
 extern const Verb verb_help;
 extern const Verb verb_inspect;
+extern const Verb verb_launch;
 extern const Verb verb_merge;
 extern const Verb verb_models;
 extern const Verb verb_plan;
@@ -42,6 +43,7 @@ const Verb *const verbs[] = {
     &verb_train,
     &verb_stop,
     &verb_resize,
+    &verb_launch,
     &verb_slurm,
     &verb_plan,
     &verb_schedule,

@@ -316,7 +316,7 @@ static ErrorCode launch(const Job *j, int ranks, Error *err) {
     options_free(&set);
     TRY(code);
     char **words = arguments_words(j->args, "--ranks", NULL);
-    code = launch_ranks(&(LaunchTerms){ranks, watchdog_s, false}, words, err);
+    code = launch_ranks(&(LaunchTerms){.ranks = ranks, .watchdog_s = watchdog_s}, words, err);
     arguments_free_words(words);
     return code;
 }

@@ -31,6 +31,7 @@
 #include "comm/internal.h"
 #include "comm/launch.h"
 #include "comm/mpi/mpi_transport.h"
+#include "comm/sockets/sockets.h"
 #include "device/ops/memory.h"
 
 /* ---- shared by the files of comm/ ---- */
@@ -154,7 +155,10 @@ static ErrorCode open_launched(Comm *c, const LaunchedEnv *launched, Error *err)
     if (launched->rank >= 0) c->rank = launched->rank;
     if (c->watch.describe) TRY(watchdog_start(c, err));
     comm_blocked(c, "MPI start");
-    ErrorCode code = mpi_transport_open(&c->transport, COMM_EVENTS, launched->variable, err);
+    ErrorCode code =
+        launched->sockets
+            ? sockets_transport_open(&c->transport, launched->rank, launched->size, COMM_EVENTS, err)
+            : mpi_transport_open(&c->transport, COMM_EVENTS, launched->variable, err);
     comm_blocked(c, NULL);
     c->joined = c->transport != NULL;
     TRY(code);
@@ -249,6 +253,7 @@ void comm_close(Comm *c) {
     free(c);
 }
 
+const char *comm_transport_name(const Comm *c) { return c->transport ? c->transport->kind->name : ""; }
 int comm_rank(const Comm *c) { return c->rank; }
 int comm_size(const Comm *c) { return c->size; }
 int comm_local_rank(const Comm *c) { return c->local_rank; }

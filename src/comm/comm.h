@@ -69,6 +69,8 @@ void comm_close(Comm *c);
 /* MPI cannot be initialised twice in a process, so all of a process's work lies between one comm_open and one
  * comm_close. */
 
+/* "mpi", "sockets", "loopback"; "" for a single rank. */
+const char *comm_transport_name(const Comm *c);
 int comm_rank(const Comm *c);
 int comm_size(const Comm *c);
 int comm_local_rank(const Comm *c); /* among the ranks of this machine */

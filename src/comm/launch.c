@@ -83,13 +83,10 @@ static char **mpirun_words(const LauncherKind *kind, const LaunchTerms *terms, c
     while (words[given]) given++;
     char **all = mem_alloc_array((size_t)given + 18, sizeof *all), number[16];
     snprintf(number, sizeof number, "%d", terms->ranks);
-    add(all, &count, comm_launcher());
+    add(all, &count, kind->own ? program : comm_launcher());
     if (kind->as_root && geteuid() == 0) add(all, &count, kind->as_root);
     for (int i = 0; kind->words[i]; i++) add(all, &count, kind->words[i]);
-    if (terms->tolerant && kind->tolerant) {
-        add(all, &count, "--with-ft");
-        add(all, &count, kind->tolerant);
-    }
+    for (int i = 0; terms->tolerant && kind->tolerant[i]; i++) add(all, &count, kind->tolerant[i]);
     add(all, &count, "-n");
     add(all, &count, number);
     add(all, &count, program);
@@ -165,6 +162,7 @@ static _Noreturn void become(const Launch *l, char *const *words, const int *pip
     prctl(PR_SET_PDEATHSIG, SIGUSR1);
     int nothing = open("/dev/null", O_RDONLY);
     if (nothing >= 0) dup2(nothing, STDIN_FILENO);
+    if (l->kind->own) setenv(LAUNCHED_REPORT, "1", 1);
     use_ends(l, parent);
     use_streams(pipes[0], pipes[1]);
     sigprocmask(SIG_SETMASK, &l->before, NULL);
@@ -206,7 +204,7 @@ static ErrorCode start(Launch *l, char *const *words, Error *err) {
 
 /* Logged, so that whoever sees ranks end in this way knows that they hung. */
 static void end_ranks(const Launch *l) {
-    log_warn("the ranks did not end on the second SIGINT: mpirun ends them");
+    log_warn("the ranks did not end on the second SIGINT: %s ends them", l->kind->name);
     kill(l->mpirun, l->kind->end);
 }
 
@@ -221,10 +219,9 @@ static void find_stuck(Launch *l) {
     l->stuck++;
     if (l->stuck == 1 || (l->stuck == 2 && l->kind->again == l->kind->end)) kill(l->mpirun, l->kind->end);
     if (l->stuck != PATIENCE) return;
-    log_warn(
-        "mpirun had not ended %g s after the first of its ranks, and is killed: lines of the ranks may be "
-        "missing",
-        l->limit);
+    log_warn("%s had not ended %g s after the first of its ranks, and is killed: lines of the ranks may be "
+             "missing",
+             l->kind->name, l->limit);
     kill(l->mpirun, SIGKILL);
 }
 
@@ -315,12 +312,11 @@ static void list_stuck(const Launch *l, Text *out) {
 static ErrorCode refuse_stuck(const Launch *l, Error *err) {
     Text stuck = {0};
     list_stuck(l, &stuck);
-    error_set(
-        err, ERR_PEER,
-        "ranks hang behind their last step: %s had not ended %g s after the first that did "
-        "(comm.watchdog_s, at least %d s), and mpirun was asked to end them; with --restarts N a run goes "
-        "on from its last checkpoint",
-        stuck.data, l->limit, LEAST_LINGER_S);
+    error_set(err, ERR_PEER,
+              "ranks hang behind their last step: %s had not ended %g s after the first that did "
+              "(comm.watchdog_s, at least %d s), and %s was asked to end them; with --restarts N a run goes "
+              "on from its last checkpoint",
+              stuck.data, l->limit, LEAST_LINGER_S, l->kind->name);
     text_free(&stuck);
     return ERR_PEER;
 }
@@ -368,14 +364,14 @@ static ErrorCode judge(const Launch *l, Error *err) {
         return error_set(err, (ErrorCode)(128 + end.signal), "%s was killed by signal %d (SIG%s)", end.ranks,
                          end.signal, sigabbrev_np(end.signal) ? sigabbrev_np(end.signal) : "?");
     if (WIFSIGNALED(l->status) && !(l->stuck && end.code))
-        return error_set(err, (ErrorCode)(128 + WTERMSIG(l->status)), "mpirun was killed by signal %d",
-                         WTERMSIG(l->status));
+        return error_set(err, (ErrorCode)(128 + WTERMSIG(l->status)), "%s was killed by signal %d",
+                         l->kind->name, WTERMSIG(l->status));
     if (end.code == CANNOT_START)
         return error_set(err, ERR_UNAVAILABLE, "cannot start %s: apt-get install %s", comm_launcher(),
                          l->kind->package);
     if (end.code == 0 && unreported)
         return error_set(err, ERR_PEER, "a rank was killed: it did not report how it ended, and nor does %s",
-                         comm_launcher());
+                         l->kind->own ? l->kind->name : comm_launcher());
     if (end.code == 0) return OK;
     if (l->kind->failed && end.code == l->kind->failed) fputs(l->output.length ? l->output.data : "", stderr);
     error_set(err, (ErrorCode)end.code, "the ranks ended with exit status %d", end.code);
@@ -396,8 +392,12 @@ static void block_signals(Launch *l) {
 
 ErrorCode launch_ranks(const LaunchTerms *terms, char *const *words, Error *err) {
     char program[4096];
-    Launch l = {.kind = launcher_kind(), .ranks = terms->ranks, .messages = -1, .remarks = -1, .ends = -1};
-    l.tolerant = terms->tolerant && l.kind->tolerant;
+    Launch l = {.kind = terms->sockets ? launcher_own() : launcher_kind(),
+                .ranks = terms->ranks,
+                .messages = -1,
+                .remarks = -1,
+                .ends = -1};
+    l.tolerant = terms->tolerant && l.kind->tolerant[0];
     if (terms->watchdog_s > 0)
         l.limit = terms->watchdog_s > LEAST_LINGER_S ? terms->watchdog_s : LEAST_LINGER_S;
     LaunchedEnv launched = launched_env_find();

@@ -9,6 +9,7 @@
 
 typedef struct LaunchedEnv {
     bool by_launcher;
+    bool sockets;   /* ranks are joined by sockets (sockets/sockets.h), not by MPI */
     int size, rank; /* as the launcher says; 0 and -1 if it does not */
     /* names of environment variables: the one that shows a launcher; the one with the rank */
     const char *variable, *rank_variable;
@@ -36,16 +37,24 @@ typedef struct RankReport {
  * reports by itself. Safe in signal handlers. No-op where the launcher's own report is enough. */
 void launched_report_end(int status);
 
+/* In a launcher of weft's own: whether launch_ranks has started it, and reads how the ranks ended. */
+bool launched_reports(void);
+#define LAUNCHED_REPORT "WEFT_RANK_REPORT"
+/* Set by that launcher for each rank: its number, and how many there are. */
+#define LAUNCHED_RANK "WEFT_RANK"
+#define LAUNCHED_RANKS "WEFT_RANKS"
+
 /* Writes the path of this program, from /proc, to out. */
 ErrorCode launch_own_path(char *out, size_t size, Error *err);
 
 typedef struct LaunchTerms {
     int ranks;
     double watchdog_s;
+    bool sockets;  /* by weft launch, not by mpirun */
     bool tolerant; /* ask for a launcher that lets the others go on when a rank dies, if this one can */
 } LaunchTerms;
 
-/* Runs this program by mpirun as `ranks` ranks on this machine and waits for their end. `words` is the
+/* Runs this program by mpirun, or by weft launch, as `ranks` ranks on this machine and waits for their end. `words` is the
  * command line, with the program's name first and NULL last.
  *
  * The stop signals (base/signals.h) reach every rank as SIGUSR1, a request to save and stop. A second SIGINT

@@ -12,6 +12,7 @@
 
 #include "comm/launch.h"
 #include "comm/launcher.h"
+#include "comm/sockets/sockets.h"
 
 typedef struct Launcher {
     const char *mark, *size, *rank;
@@ -20,6 +21,7 @@ typedef struct Launcher {
 /* SLURM_PROCID alone is not enough: batch scripts, which srun did not start, have it too.
  * SLURM_STEP_NUM_TASKS is set by srun only. */
 static const Launcher launchers[] = {
+    {LAUNCHED_RANKS, LAUNCHED_RANKS, LAUNCHED_RANK},
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
     {"PMI_SIZE", "PMI_SIZE", "PMI_RANK"},
     {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"},
@@ -38,7 +40,7 @@ LaunchedEnv launched_env_find(void) {
         if (!getenv(l->mark)) continue;
         int size = number(l->size, 0);
         if (l->size && size <= 1) continue;
-        return (LaunchedEnv){true, size, number(l->rank, -1), l->mark, l->rank};
+        return (LaunchedEnv){true, getenv(SOCKETS_MEET) != NULL, size, number(l->rank, -1), l->mark, l->rank};
     }
     return (LaunchedEnv){.rank = -1};
 }
@@ -89,10 +91,14 @@ static void open_ends(void) {
     unsetenv(LAUNCHED_ENDS);
 }
 
+/* The launcher itself keeps its own streams: what it prints there is not for the user. */
+bool launched_reports(void) { return getenv(LAUNCHED_REPORT) && !getenv(LAUNCHED_RANK); }
+
 /* Does nothing if the numbers are not open descriptors. */
 void launched_streams(void) {
     const char *numbers = getenv(LAUNCHED_STREAMS);
     int out, messages;
+    if (launched_reports()) return;
     open_ends();
     if (!numbers || sscanf(numbers, "%d %d", &out, &messages) != 2 || out < 3 || messages < 3) return;
     if (dup2(out, STDOUT_FILENO) >= 0) close(out);

@@ -10,7 +10,9 @@
  * lose what a rank has printed just before the job was ended, so ranks bypass it (launch.c). Its status is
  * the bitwise "or" of all ranks' statuses, including those of ranks that it killed. So it is asked to print
  * the status of each rank, which counts for ranks that did not report their own (launch.c). Its defaults
- * would place ranks on the hosts of an allocation. */
+ * would place ranks on the hosts of an allocation.
+ *
+ * weft launch reports in the same form, of ranks that it has killed itself 0. */
 #include "comm/launcher.h"
 
 #include <signal.h>
@@ -22,33 +24,46 @@
 #include "comm/facts.h"
 
 static const LauncherKind kinds[] = {
-    {.package = "openmpi-bin",
+    {.name = "mpirun",
+     .package = "openmpi-bin",
      .srun = "pmix",
      .words = {"--oversubscribe", "--bind-to", "none"},
      .as_root = "--allow-run-as-root",
      .sessions = "OMPI_MCA_orte_tmpdir_base",
      .again = SIGUSR2,
      .end = SIGTERM},
-    {.package = "openmpi-bin",
+    {.name = "mpirun",
+     .package = "openmpi-bin",
      .srun = "pmix",
      .words = {"--oversubscribe", "--bind-to", "none"},
-     .tolerant = "ulfm",
+     .tolerant = {"--with-ft", "ulfm"},
      .as_root = "--allow-run-as-root",
      .again = SIGUSR2,
      .end = SIGTERM},
-    {.package = "mpich",
+    {.name = "mpirun",
+     .package = "mpich",
      .srun = "pmi2",
      .words = {"-launcher", "fork", "-rmk", "user", "-print-all-exitcodes"},
      .again = SIGINT,
      .end = SIGINT,
      .read_end = hydra_read_end,
      .failed = 255},
+    {.name = "weft launch",
+     .own = true,
+     .package = "weft",
+     .words = {"launch"},
+     .tolerant = {"--tolerant"},
+     .again = SIGUSR2,
+     .end = SIGQUIT,
+     .read_end = hydra_read_end},
 };
 
 const LauncherKind *launcher_kind(void) {
     if (!comm_is_open_mpi()) return &kinds[2];
     return &kinds[comm_library_version() < 5 ? 0 : 1];
 }
+
+const LauncherKind *launcher_own(void) { return &kinds[3]; }
 
 /* ---- Hydra ---- */
 

@@ -14,11 +14,13 @@ typedef struct RanksEnd {
 } RanksEnd;
 
 typedef struct LauncherKind {
-    const char *package;  /* name of the Debian package that has it */
-    const char *srun;     /* value of srun --mpi that joins ranks of this library */
-    const char *words[8]; /* arguments before -n, ended by NULL */
-    const char *tolerant; /* value of --with-ft with which ranks may die (comm/repair.h), or NULL */
-    const char *as_root;  /* an additional argument when run as root, or NULL */
+    const char *name;        /* for messages */
+    bool own;                /* this program is the launcher (sockets/spawn.h) */
+    const char *package;     /* name of the Debian package that has it */
+    const char *srun;        /* value of srun --mpi that joins ranks of this library */
+    const char *words[8];    /* arguments before -n, ended by NULL */
+    const char *tolerant[3]; /* arguments with which ranks may die (comm/repair.h), ended by NULL; or none */
+    const char *as_root;     /* an additional argument when run as root, or NULL */
     /* environment variable with the directory of its own files, or NULL if it has none */
     const char *sessions;
     int again; /* signal that it forwards to the ranks as "end at once" */
@@ -30,8 +32,9 @@ typedef struct LauncherKind {
     int failed; /* with read_end: its exit status when it failed itself; only then its output is shown */
 } LauncherKind;
 
-/* The launcher of the MPI library in use. */
+/* The launcher of the MPI library in use, and weft's own. */
 const LauncherKind *launcher_kind(void);
+const LauncherKind *launcher_own(void);
 
 /* Parses the messages of Hydra, MPICH's mpiexec. */
 bool hydra_read_end(const char *output, RanksEnd *end);

@@ -44,6 +44,12 @@ const Option mesh_options[] = {
 #undef TARGET
 #define TARGET CommOptions
 const Option comm_options[] = {
+    /* Sockets need no MPI library, start in less time, and hear of every death; MPI has faster networks. */
+    CHOICE(
+        "comm.transport", transport, "mpi", CHOICE_WORDS(TRANSPORTS), NOTHING,
+        "How -n N starts and joins ranks: mpirun and MPI, or weft launch and sockets (Unix sockets inside a "
+        "machine, TCP between machines). The bits are the same.",
+        LOCAL, ELSEWHERE("backend distributed_backend init_method")),
     /* Many MPI libraries move data only during calls into them: without a thread, transfers that should be
      * hidden behind products would wait for these to end. */
     CHOICE("comm.progress_thread", progress_thread, "auto", CHOICE_WORDS(PROGRESS_THREADS), NOTHING,

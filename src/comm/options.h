@@ -8,7 +8,10 @@
 
 #define PROGRESS_THREADS(X) X(PROGRESS_AUTO, "auto") X(PROGRESS_TRUE, "true") X(PROGRESS_FALSE, "false")
 typedef enum ProgressThread { PROGRESS_THREADS(CHOICE_CONSTANT) } ProgressThread;
+#define TRANSPORTS(X) X(TRANSPORT_MPI, "mpi") X(TRANSPORT_SOCKETS, "sockets")
+typedef enum TransportChoice { TRANSPORTS(CHOICE_CONSTANT) } TransportChoice;
 typedef struct CommOptions {
+    int transport;       /* TransportChoice */
     int progress_thread; /* ProgressThread */
     double watchdog_s;   /* 0: none */
 } CommOptions;

@@ -3,6 +3,7 @@
  * bits (order) is above it.
  *
  *     mpi/       processes that a launcher started
+ *     sockets/   processes that meet at an address
  *     loopback/  ranks that are threads of one process: for tests
  *
  * Rules

@@ -872,7 +872,8 @@ static ErrorCode play(const char *name, char **ranks) {
 /* launch N ...: runs the rest of the command line with N ranks. */
 static int launch(int ranks, char **words) {
     words[0] = (char *)(uintptr_t) "test_comm";
-    ErrorCode code = launch_ranks(&(LaunchTerms){ranks, number_of("TEST_WATCHDOG", 60), false}, words, &err);
+    ErrorCode code = launch_ranks(
+        &(LaunchTerms){.ranks = ranks, .watchdog_s = number_of("TEST_WATCHDOG", 60)}, words, &err);
     if (code != OK && !err.reported) fprintf(stderr, "test_comm: %s\n", err.message);
     return (int)code;
 }

@@ -101,7 +101,7 @@ static Error launched(const char *first, const char *second, const char *says, c
          *words[] = {program, (char *)(uintptr_t)first, (char *)(uintptr_t)second, NULL};
     setenv("SAYS", says, 1);
     setenv("ENDS", ends, 1);
-    ErrorCode code = launch_ranks(&(LaunchTerms){2, 0, false}, words, &err);
+    ErrorCode code = launch_ranks(&(LaunchTerms){.ranks = 2}, words, &err);
     assert_int_equal(code, err.code);
     return err;
 }
