@@ -81,14 +81,14 @@ mpich: ## the tests that start ranks, with MPICH in place of Open MPI, in build-
 	@mkdir -p build-mpich
 	@cmake --preset mpich $(CMAKE_FLAGS) >build-mpich/configure.log 2>&1 || { cat build-mpich/configure.log; exit 1; }
 	@cmake --build build-mpich -j $(JOBS)
-	@ctest --preset mpich -j $(TEST_JOBS) $(if $(TESTS),-R '$(TESTS)')
+	@OVER_MPI=1 ctest --preset mpich -j $(TEST_JOBS) $(if $(TESTS),-R '$(TESTS)')
 
 mpi5: ## the same tests with Open MPI 5 from PyPI, by a weft built with the system's Open MPI; TESTS=regex for some
 	@PYTHON=$(PYTHON) tools/setup.sh build test ulfm
 	@mkdir -p build-mpi5
 	@cmake --preset mpi5 $(CMAKE_FLAGS) >build-mpi5/configure.log 2>&1 || { cat build-mpi5/configure.log; exit 1; }
 	@cmake --build build-mpi5 -j $(JOBS)
-	@ctest --preset mpi5 -j $(TEST_JOBS) $(if $(TESTS),-R '$(TESTS)')
+	@OVER_MPI=1 ctest --preset mpi5 -j $(TEST_JOBS) $(if $(TESTS),-R '$(TESTS)')
 
 install: build ## program, man page, completion, configurations, docs; honours DESTDIR and PREFIX
 	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix $(PREFIX)

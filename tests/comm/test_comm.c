@@ -1,5 +1,5 @@
 /* Communication between ranks: compares every operation with what one process computes, over each transport
- * (`transports` below). Under mpirun, with any number of ranks, it tests them over MPI, in the mesh that the
+ * (`transports` below). Under mpirun, with any number of ranks, it tests them over its transport (MPI, sockets), in the mesh that the
  * environment gives; otherwise one rank alone, and several over the loopback. With an argument it plays a
  * failure, for test_comm_failures.sh. */
 #include <setjmp.h>
@@ -650,7 +650,7 @@ static void run_loopback(const Shape *s, void (*check)(void)) {
 }
 
 static Comm *world; /* over MPI */
-static void run_mpi(const Shape *s, void (*check)(void)) { check_rank(s, check); }
+static void run_launched(const Shape *s, void (*check)(void)) { check_rank(s, check); }
 
 static const Shape alone[] = {{.ranks = 1, .pp = 1, .replicate = 1}};
 static const Shape threads[] = {{2, 1, 1, false, false, 0, false},
@@ -675,7 +675,7 @@ static const struct {
     size_t count;
 } transports[] = {{"alone", false, run_alone, alone, 1},
                   {"loopback", false, run_loopback, threads, sizeof threads / sizeof *threads},
-                  {"mpi", true, run_mpi, of_environment, 1}};
+                  {"launched", true, run_launched, of_environment, 1}};
 enum { TRANSPORTS = sizeof transports / sizeof *transports };
 
 typedef struct Case {

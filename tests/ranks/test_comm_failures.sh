@@ -1,6 +1,7 @@
 #!/bin/bash
 # What happens to a run when one of its ranks fails, is killed or freezes; signals; launches that would go wrong. The ranks run
 # test_comm, whose arguments name the failure to play.
+# over MPI
 # ranks: 4, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks

@@ -1,6 +1,7 @@
 #!/bin/bash
 # The other ranks find a rank that hangs within the limit, in every phase of a run, for rank 0 and another rank. Work that only
 # takes long is not mistaken for a hang.
+# over MPI
 # ranks: 2, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks

@@ -1,13 +1,12 @@
 #!/bin/bash
 # Ranks hang in a run with recovery.mode: in_place: they stop, or are stuck in something. The others kill them after comm.watchdog_s and go on
-# in the same step: losses, norms, validations, weights and samples are those of a run that was left alone. Needs Open MPI 5 with ULFM
-# (tools/setup.sh ulfm).
+# in the same step: losses, norms, validations, weights and samples are those of a run that was left alone.
 #   STOPS=100 SEED=7 tests/ranks/test_hung.sh     runs with a stop at a random moment, and what they are drawn from
 # ranks: 8, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$0")/../support/recovery.sh"
 needs_ranks
-take_ulfm || { echo "skipped: $no_ulfm"; exit 77; }
+take_repairs
 RANDOM=${SEED:-1}
 recovery_run
 

@@ -122,7 +122,7 @@ exits 2 eval one text.txt mesh.pp=2 nonsense
 printf '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n' >piqa-0.jsonl
 printf '{"goal": "a", "sol1": "b", "sol2": "d", "label": 0}\n' >piqa-1.jsonl
 cat >unlike.sh <<'END'
-rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
+rank=${WEFT_RANK:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}}
 mkdir -p "rank$rank" && cp "piqa-$rank.jsonl" "rank$rank/piqa.jsonl" && cd "rank$rank" || exit 1
 exec "$@"
 END

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Ranks that were started with different inputs (such as a stale file on a node): every such launch ends before the first step,
 # with one error that names ranks and keys. Different processors are not an error.
+# over MPI
 # ranks: 4, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks

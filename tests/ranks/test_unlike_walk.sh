@@ -1,6 +1,7 @@
 #!/bin/bash
 # One of two ranks differs in one thing, one row of the table below: the launch is refused before the first step with an error that names
 # it, or the run continues because the difference cannot change the curve. test_unlike.sh has three and more ranks, and the messages.
+# over MPI
 # ranks: 4, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks

@@ -60,9 +60,12 @@ simulate_gpus() {
     needs_ranks
     export WEFT_CUDA=$CUDA_SIM WEFT_SIM_STRICT=1 WEFT_SIM_DEVICES=$1
 }
-# on_ranks N WORD...: runs a program with mpirun. The time limit also ends ranks that wait for each other forever.
+# on_ranks N WORD...: runs a program as N ranks: over sockets, which start in a fraction of the time, or with mpirun where MPI is the subject: a
+# line "# over MPI" near the top of the test, or OVER_MPI=1 for all tests. The time limit also ends ranks that wait for each other forever.
+over_mpi=${OVER_MPI:-$(sed -n '1,20s/^# over MPI$/1/p' "$script")}
 on_ranks() {
     [ "$1" -le "$ranks" ] || { echo "$0 starts $1 ranks, but declares $ranks"; return 1; }
+    [ -n "$over_mpi" ] || { timeout -k 5 1500 "$weft" launch -n "$@"; return; }
     # shellcheck disable=SC2086
     timeout -k 5 1500 ${mpirun/$sessions=$directory/$sessions=$(mktemp -d "$directory/mpirun.XXXXXX")} -n "$@"
 }

@@ -1,4 +1,5 @@
-# For tests of recovery.mode: in_place: runs that lose ranks, compared with a run that was left alone. Needs prelude.sh.
+# For tests of recovery.mode: in_place: runs that lose ranks, compared with a run that was left alone. Needs prelude.sh. They run over sockets;
+# with OVER_MPI=1 over MPI, which needs Open MPI 5 with ULFM (CMakeLists.txt: the tests named *_mpi).
 
 # recovery_run: writes run.yaml and its text.
 recovery_run() {
@@ -17,7 +18,16 @@ run: {threads: 1}
 mesh: {dp_replicate: 2}
 recovery: {mode: in_place}
 EOF_YAML
+    [ -n "$over_mpi" ] || echo 'comm: {transport: sockets}' >>run.yaml
     tokenized
+}
+# take_repairs: leaves the test, as skipped unless something has failed, where ranks cannot go on without those that died.
+take_repairs() {
+    [ -n "$over_mpi" ] || return 0
+    take_ulfm && return
+    [ "$failures" -eq 0 ] || conclude
+    echo "skipped: $no_ulfm"
+    exit 77
 }
 # refuses TEXT WORD...: the run is refused with this text.
 refuses() {
@@ -74,6 +84,6 @@ ranks_of() {
     local at=$1 child
     while child=$(pgrep -P "$at" | head -1) && [ -n "$child" ]; do
         at=$child
-        ! grep -q -e prterun -e mpirun "/proc/$at/comm" 2>/dev/null || { pgrep -P "$at"; return; }
+        ! tr '\0' ' ' 2>/dev/null <"/proc/$at/cmdline" | grep -q -e prterun -e mpirun -e '^[^ ]* launch ' || { pgrep -P "$at"; return; }
     done
 }

@@ -50,7 +50,7 @@ void agreement_close(Sockets *s) {
 static int words_of(const Sockets *s) { return (s->transport.size + 63) / 64; }
 static size_t bytes_of(int words) { return sizeof(Opinion) + 2 * (size_t)words * sizeof(uint64_t); }
 static uint64_t *silent_of(Opinion *o) { return o->sets + o->words; }
-static bool lives(const Sockets *s, int p) { return s->peers[p].state != PEER_DEAD; }
+static bool lives(const Sockets *s, int p) { return s->peers[p].state == PEER_LIVES; }
 
 static Opinion *copy_of(const Opinion *o) {
     Opinion *copy = mem_alloc(bytes_of(o->words));
@@ -204,7 +204,9 @@ static void lead(Sockets *s, bool well, bool *proposed) {
 /* ---- reaching one ---- */
 
 _Noreturn void agreement_leave(const char *why) {
-    log_error("this rank ends: %s", why);
+    char end[600];
+    log_status("%s", "");
+    fprintf(stderr, "weft: this rank ends: %s (%s)\n", why, error_end(end, sizeof end, ERR_PEER));
     launched_report_end(ERR_PEER);
     _exit(ERR_PEER);
 }

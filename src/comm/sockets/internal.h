@@ -95,6 +95,7 @@ typedef struct PostList {
 /* A message or an offer whose receive is not posted yet. */
 typedef struct Early {
     struct Early *next;
+    bool pooled, big; /* big: there is room for a message */
     Frame frame;
     char data[]; /* MESSAGE */
 } Early;
@@ -163,7 +164,8 @@ typedef struct Sockets {
     Post *posts;      /* [events] */
     int events, used; /* used: posts from here on were never used */
     PostList any;     /* receives from any rank */
-    PostList ended;   /* not yet reported */
+    Early *free_offers, *free_messages;
+    PostList ended; /* not yet reported */
     Members channels[TRANSPORT_CHANNELS];
     int channel_count;
     int trouble; /* a SocketsError that `finished` has not reported yet */

@@ -30,7 +30,7 @@
 #include "base/text.h"
 #include "comm/sockets/internal.h"
 
-enum { MEET_S = 60, HELLO_S = 5, RETRY_MS = 20, SILENCE_S = 10, LEAST_SILENCE_S = 2, BACKLOG = 4096 };
+enum { PATIENCE_S = 60, HELLO_S = 5, RETRY_MS = 20, SILENCE_S = 10, LEAST_SILENCE_S = 2, BACKLOG = 4096 };
 
 #define CALL_MAGIC UINT64_C(0x3174656d74666577) /* "weftmet1" */
 
@@ -48,7 +48,7 @@ typedef struct Meeting {
     int inside, outside, door; /* listeners: Unix, TCP, and rank 0's where all meet; -1: none */
     struct sockaddr_storage rank0;
     Card own, *cards; /* [ranks] */
-    int silence_s;
+    int silence_s, patience_s;
     double until;
 } Meeting;
 
@@ -255,7 +255,8 @@ static ErrorCode take_cards(Meeting *m, int *calls, Error *err) {
         int fd = answer(m, m->door, -1);
         if (fd < 0 && clock_seconds() >= m->until) {
             name_missing(calls, m->own.ranks, missing, sizeof missing);
-            return error_set(err, ERR_PEER, "rank 0 waited %d s at %s for %s", MEET_S, m->place, missing);
+            return error_set(err, ERR_PEER, "rank 0 waited %d s at %s for %s (" SOCKETS_PATIENCE ")",
+                             m->patience_s, m->place, missing);
         }
         Card c;
         if (fd < 0) continue;
@@ -293,8 +294,8 @@ static ErrorCode introduce(Meeting *m, Error *err) {
     for (; fd < 0 && clock_seconds() < m->until; fd = call_rank0(m)) pause_briefly();
     if (fd < 0)
         return error_set(err, ERR_PEER, "rank %d: rank 0 did not answer at %s (" SOCKETS_MEET ") for %d s",
-                         m->own.rank, m->place, MEET_S);
-    set_limit(fd, MEET_S);
+                         m->own.rank, m->place, m->patience_s);
+    set_limit(fd, m->patience_s);
     bool done = write_all(fd, &m->own, sizeof m->own) &&
                 read_all(fd, m->cards, (size_t)m->own.ranks * sizeof *m->cards);
     close(fd);
@@ -335,7 +336,7 @@ static ErrorCode answer_higher(Meeting *m, Error *err) {
         int fd = answer(m, m->inside, m->outside);
         if (fd < 0 && clock_seconds() >= m->until)
             return error_set(err, ERR_PEER, "rank %d: not all higher ranks connected within %d s",
-                             m->own.rank, MEET_S);
+                             m->own.rank, m->patience_s);
         if (fd < 0) continue;
         if (read_all(fd, &c, sizeof c) && is_of_job(m, &c) && c.rank > m->own.rank &&
             m->s->peers[c.rank].fd < 0) {
@@ -400,16 +401,21 @@ static ErrorCode meet(Meeting *m, Error *err) {
     return take_peers(m, err);
 }
 
+static int seconds_of(const char *name, int otherwise, int least) {
+    const char *text = getenv(name);
+    int seconds = text ? atoi(text) : otherwise;
+    return seconds < least ? least : seconds;
+}
+
 static void close_door(int fd) {
     if (fd >= 0) close(fd);
 }
 
 ErrorCode sockets_meet(Sockets *s, int rank, int ranks, Error *err) {
-    const char *silence = getenv(SOCKETS_SILENCE);
     Meeting m = {.s = s, .place = getenv(SOCKETS_MEET), .inside = -1, .outside = -1, .door = -1};
-    m.silence_s = silence ? atoi(silence) : SILENCE_S;
-    if (m.silence_s < LEAST_SILENCE_S) m.silence_s = LEAST_SILENCE_S;
-    m.until = clock_seconds() + MEET_S;
+    m.silence_s = seconds_of(SOCKETS_SILENCE, SILENCE_S, LEAST_SILENCE_S);
+    m.patience_s = seconds_of(SOCKETS_PATIENCE, PATIENCE_S, 1);
+    m.until = clock_seconds() + m.patience_s;
     s->transport.rank = rank;
     s->transport.size = ranks;
     s->peers = mem_alloc_array((size_t)ranks, sizeof *s->peers);

@@ -14,7 +14,7 @@
 #include "comm/launch.h"
 #include "comm/sockets/internal.h"
 
-enum { LOOK_MS = 100 };
+enum { LOOK_MS = 100, OFFERS_POOLED = 4096, MESSAGES_POOLED = 512 };
 
 /* ---- lists ---- */
 
@@ -63,12 +63,16 @@ void post_end(Sockets *s, Post *post, size_t bytes, int error) {
 
 static bool is_open(const Post *p) { return p->state != POST_FREE && p->state != POST_ENDED; }
 
-/* Those of one peer, or all. */
-static void end_posts(Sockets *s, int peer, int error) {
+/* Those of one peer, or all. Returns whether there were any. */
+static bool end_posts(Sockets *s, int peer, int error) {
+    bool any = false;
     for (int e = 0; e < s->used; e++) {
         Post *p = &s->posts[e];
-        if (is_open(p) && (peer == TRANSPORT_ANY || p->peer == peer)) post_end(s, p, 0, error);
+        if (!is_open(p) || (peer != TRANSPORT_ANY && p->peer != peer)) continue;
+        post_end(s, p, 0, error);
+        any = true;
     }
+    return any;
 }
 
 void peer_lost(Sockets *s, int peer) {
@@ -106,10 +110,47 @@ static void accept_offer(Sockets *s, int peer, Post *post, const Frame *offer) {
     wire_queue(s, peer, &post->out);
 }
 
-static Early *new_early(const Frame *f, size_t bytes) {
-    Early *e = mem_alloc(sizeof *e + bytes);
+/* From the pool as long as it lasts: no step allocates then. */
+static Early *new_early(Sockets *s, const Frame *f, size_t bytes) {
+    bool big = bytes > 0;
+    Early **pool = big ? &s->free_messages : &s->free_offers, *e = *pool;
+    if (e && bytes <= EAGER_BYTES) {
+        *pool = e->next;
+    } else {
+        e = mem_alloc(sizeof *e + bytes);
+        e->pooled = false;
+    }
+    e->next = NULL;
+    e->big = big;
     e->frame = *f;
     return e;
+}
+
+static void free_early(Sockets *s, Early *e) {
+    if (!e) return;
+    if (!e->pooled) {
+        free(e);
+        return;
+    }
+    Early **pool = e->big ? &s->free_messages : &s->free_offers;
+    e->next = *pool;
+    *pool = e;
+}
+
+static void fill_pool(Early **pool, int count, size_t bytes) {
+    for (int i = 0; i < count; i++) {
+        Early *e = mem_alloc(sizeof *e + bytes);
+        e->pooled = true;
+        e->next = *pool;
+        *pool = e;
+    }
+}
+
+static void empty_pool(Early **pool) {
+    for (Early *e; (e = *pool);) {
+        *pool = e->next;
+        free(e);
+    }
 }
 
 static void keep_early(Peer *q, Early *e) {
@@ -134,7 +175,7 @@ static void message_begins(Sockets *s, int peer) {
         q->post = post;
         read_into(q, post->data, post->what.bytes);
     } else {
-        q->early = new_early(&q->frame, q->left);
+        q->early = new_early(s, &q->frame, q->left);
         read_into(q, q->early->data, q->left);
     }
 }
@@ -168,7 +209,7 @@ void frame_begins(Sockets *s, int peer) {
     case FRAME_AGREE:
         q->left = f->bytes;
         if (f->bytes < sizeof(Opinion) || f->bytes > OPINION_MAX) break;
-        q->early = new_early(f, f->bytes);
+        q->early = new_early(s, f, f->bytes);
         read_into(q, q->early->data, f->bytes);
         break;
     case FRAME_OFFER:
@@ -186,7 +227,7 @@ static void message_ends(Sockets *s, int peer) {
     size_t bytes = (size_t)q->frame.bytes;
     Post *post = q->post;
     if (q->frame.epoch != s->epoch) {
-        free(q->early);
+        free_early(s, q->early);
         q->early = NULL;
         return;
     }
@@ -194,7 +235,7 @@ static void message_ends(Sockets *s, int peer) {
         /* It was posted in the meantime. */
         take_receive(s, post, peer);
         memcpy(post->data, q->early->data, bytes < post->what.bytes ? bytes : post->what.bytes);
-        free(q->early);
+        free_early(s, q->early);
         q->early = NULL;
     }
     if (q->early) keep_early(q, q->early);
@@ -209,7 +250,7 @@ static void offer_comes(Sockets *s, int peer) {
     if (post) {
         accept_offer(s, peer, post, &q->frame);
     } else {
-        keep_early(q, new_early(&q->frame, 0));
+        keep_early(q, new_early(s, &q->frame, 0));
     }
 }
 
@@ -232,7 +273,7 @@ static void opinion_comes(Sockets *s, int peer) {
     if (!q->early) return;
     Opinion *o = mem_alloc(bytes);
     memcpy(o, q->early->data, bytes);
-    free(q->early);
+    free_early(s, q->early);
     q->early = NULL;
     if (o->words == (s->transport.size + 63) / 64 &&
         bytes == sizeof *o + 2 * (size_t)o->words * sizeof(uint64_t)) {
@@ -256,6 +297,13 @@ static void join_comes(Sockets *s, int peer) {
     j->frame = s->peers[peer].frame;
     while (*at) at = &(*at)->next;
     *at = j;
+}
+
+/* One that ends while others wait for its messages is one that died. */
+static void peer_leaves(Sockets *s, int peer) {
+    int error = SOCKETS_DEAD + peer * SOCKETS_ERRORS;
+    s->peers[peer].state = PEER_LEFT;
+    if (end_posts(s, peer, error)) s->trouble = error;
 }
 
 /* Ended by another rank: it has said why. */
@@ -285,7 +333,7 @@ void frame_ends(Sockets *s, int peer) {
     case FRAME_AGREE: opinion_comes(s, peer); return;
     case FRAME_EXPEL: agreement_leave("the other ranks cannot reach it, and go on without it");
     case FRAME_ABORT: end_process(q->frame.to);
-    case FRAME_BYE: q->state = PEER_LEFT; return;
+    case FRAME_BYE: peer_leaves(s, peer); return;
     }
     wire_lose(s, peer, false); /* no frame of ours */
 }
@@ -314,7 +362,7 @@ static Post *new_post(Sockets *s, const TransportPost *what, char *data, bool se
 
 /* Whether nothing can come of it; then it has ended. */
 static bool is_in_vain(Sockets *s, Post *p) {
-    bool gone = p->peer != TRANSPORT_ANY && s->peers[p->peer].state == PEER_DEAD;
+    bool gone = p->peer != TRANSPORT_ANY && s->peers[p->peer].state != PEER_LIVES;
     if (!gone && !s->revoked) return false;
     post_end(s, p, 0, gone ? SOCKETS_DEAD + p->peer * SOCKETS_ERRORS : SOCKETS_REVOKED);
     return true;
@@ -338,14 +386,14 @@ static int post_send(CommTransport *transport, const TransportPost *what, const 
     return TRANSPORT_OK;
 }
 
-static void drop_early(Peer *q, Early *before, Early *e) {
+static void drop_early(Sockets *s, Peer *q, Early *before, Early *e) {
     if (before) {
         before->next = e->next;
     } else {
         q->first_early = e->next;
     }
     if (q->last_early == e) q->last_early = before;
-    free(e);
+    free_early(s, e);
 }
 
 /* Takes the first that came early for it. */
@@ -361,7 +409,7 @@ static bool take_early(Sockets *s, Post *post, int peer) {
             memcpy(post->data, e->data, bytes < most ? bytes : most);
             post_end(s, post, bytes, bytes > most ? SOCKETS_TOO_LONG : SOCKETS_OK);
         }
-        drop_early(q, before, e);
+        drop_early(s, q, before, e);
         return true;
     }
     return false;
@@ -429,6 +477,14 @@ static const Frame *joined(const Sockets *s, int peer, int which) {
     return NULL;
 }
 
+/* The first error of a dead peer; a channel needs all of them. */
+static int loss(const Sockets *s) {
+    for (int p = 0; p < s->transport.size; p++)
+        if (s->peers[p].state != PEER_LIVES)
+            return (s->peers[p].silent ? SOCKETS_SILENT : SOCKETS_DEAD) + p * SOCKETS_ERRORS;
+    return s->revoked ? SOCKETS_REVOKED : SOCKETS_OK;
+}
+
 static bool all_joined(const Sockets *s, int which) {
     for (int p = 0; p < s->transport.size; p++)
         if (p != s->transport.rank && !joined(s, p, which)) return false;
@@ -459,8 +515,8 @@ static int join(CommTransport *transport, int colour, int key, int size, int *ch
     Frame own = {.kind = FRAME_JOIN, .epoch = s->epoch, .channel = colour, .from = which, .to = key};
     for (int p = 0; p < transport->size; p++) wire_send(s, p, own, NULL, 0);
     while (!all_joined(s, which)) {
-        if (s->trouble) return s->trouble;
-        if (s->revoked) return SOCKETS_REVOKED;
+        int error = loss(s);
+        if (error) return error;
         wire_move(s, LOOK_MS);
     }
     Members *m = &s->channels[s->channel_count++];
@@ -498,8 +554,8 @@ static bool agree(CommTransport *transport, bool well) {
     return all;
 }
 
-static void free_early(Peer *q) {
-    while (q->first_early) drop_early(q, NULL, q->first_early);
+static void drop_all_early(Sockets *s, Peer *q) {
+    while (q->first_early) drop_early(s, q, NULL, q->first_early);
 }
 
 static void forget_channels(Sockets *s) {
@@ -514,15 +570,15 @@ static void forget_posts(Sockets *s) {
     s->used = 0;
     s->any = s->ended = (PostList){0};
     for (int p = 0; p < s->transport.size; p++) {
-        free_early(&s->peers[p]);
+        drop_all_early(s, &s->peers[p]);
         s->peers[p].receives = (PostList){0};
     }
 }
 
-static void free_peer(Peer *q) {
+static void free_peer(Sockets *s, Peer *q) {
     if (q->fd >= 0) close(q->fd);
-    free_early(q);
-    free(q->early);
+    drop_all_early(s, q);
+    free_early(s, q->early);
     forget_joins(q, UINT32_MAX, 0);
     free(q->ahead);
 }
@@ -532,7 +588,7 @@ static void renumber(Sockets *s, const uint64_t *dead, int *old) {
     int size = 0, rank = 0;
     for (int p = 0; p < s->transport.size; p++) {
         if (set_has(dead, p)) {
-            free_peer(&s->peers[p]);
+            free_peer(s, &s->peers[p]);
             free(a->votes[p]);
             free(a->accepts[p]);
             continue;
@@ -600,7 +656,9 @@ static void close_transport(CommTransport *transport) {
     forget_channels(s);
     for (int p = 0; p < transport->size; p++) wire_drop(s, p);
     agreement_close(s);
-    for (int p = 0; p < transport->size; p++) free_peer(&s->peers[p]);
+    for (int p = 0; p < transport->size; p++) free_peer(s, &s->peers[p]);
+    empty_pool(&s->free_offers);
+    empty_pool(&s->free_messages);
     close(s->poll);
     free(s->peers);
     free(s->posts);
@@ -635,6 +693,8 @@ ErrorCode sockets_transport_open(CommTransport **transport, int rank, int ranks,
         return code;
     }
     s->posts = mem_alloc_array((size_t)events, sizeof *s->posts);
+    fill_pool(&s->free_offers, OFFERS_POOLED, 0);
+    fill_pool(&s->free_messages, MESSAGES_POOLED, EAGER_BYTES);
     agreement_open(s);
     *transport = &s->transport;
     return OK;

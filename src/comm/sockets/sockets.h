@@ -19,7 +19,10 @@
  * 2. The kernels ask and answer, so a rank may compute as long as it likes. */
 #define SOCKETS_SILENCE "WEFT_SILENCE_S"
 
-/* Joins the other ranks, and waits for them for up to a minute. `events` limits the posts that are open at a
+/* Seconds for which ranks wait for each other at the start; 60 if not set. */
+#define SOCKETS_PATIENCE "WEFT_MEET_S"
+
+/* Joins the other ranks. `events` limits the posts that are open at a
  * time. */
 ErrorCode sockets_transport_open(CommTransport **transport, int rank, int ranks, int events, Error *err);
 
