@@ -4,7 +4,7 @@
 #   STOPS=100 SEED=7 tests/ranks/test_hung.sh     runs with a stop at a random moment, and what they are drawn from
 # ranks: 8, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
-. "$(dirname "$0")/../support/recovery.sh"
+. "$(dirname "$script")/../support/recovery.sh"
 needs_ranks
 take_repairs
 RANDOM=${SEED:-1}

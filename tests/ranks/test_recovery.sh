@@ -4,7 +4,7 @@
 #   KILLS=100 SEED=7 tests/ranks/test_recovery.sh     runs with a kill at a random moment, and what they are drawn from
 # ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
-. "$(dirname "$0")/../support/recovery.sh"
+. "$(dirname "$script")/../support/recovery.sh"
 needs_ranks
 RANDOM=${SEED:-1}
 recovery_run
