@@ -54,8 +54,8 @@ typedef struct LaunchTerms {
     bool tolerant; /* ask for a launcher that lets the others go on when a rank dies, if this one can */
 } LaunchTerms;
 
-/* Runs this program by mpirun, or by weft launch, as `ranks` ranks on this machine and waits for their end. `words` is the
- * command line, with the program's name first and NULL last.
+/* Runs this program by mpirun, or by weft launch, as `ranks` ranks on this machine and waits for their end.
+ * `words` is the command line, with the program's name first and NULL last.
  *
  * The stop signals (base/signals.h) reach every rank as SIGUSR1, a request to save and stop. A second SIGINT
  * reaches the ranks as SIGUSR2, or as SIGINT where the launcher does not forward that (launcher.h); it asks
@@ -64,8 +64,8 @@ typedef struct LaunchTerms {
  * the ranks only through this process. If this process dies the ranks get the stop request too. mpirun's own
  * output is dropped where it only repeats what the ranks or this function print.
  *
- * Once a rank has ended, the others have watchdog_s seconds (at least 30; 0: no limit) to end too. Ranks that
- * have not are named, mpirun is told to end them, and the result is ERR_PEER.
+ * Once a rank has ended, the others have watchdog_s seconds (at least 30; 0: no limit) to end too. Ranks
+ * that have not are named, mpirun is told to end them, and the result is ERR_PEER.
  *
  * Returns the exit status of the ranks as a code, with err->reported set because the ranks have printed why.
  * If a signal killed a rank, the code is 128 + N and the message names rank and signal. MPICH's launcher

@@ -1,7 +1,7 @@
 /* Communication between ranks: compares every operation with what one process computes, over each transport
- * (`transports` below). Under mpirun, with any number of ranks, it tests them over its transport (MPI, sockets), in the mesh that the
- * environment gives; otherwise one rank alone, and several over the loopback. With an argument it plays a
- * failure, for test_comm_failures.sh. */
+ * (`transports` below). Under mpirun, with any number of ranks, it tests them over its transport (MPI,
+ * sockets), in the mesh that the environment gives; otherwise one rank alone, and several over the
+ * loopback. With an argument it plays a failure, for test_comm_failures.sh. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -794,8 +794,8 @@ static void freeze_soon(void) {
 }
 
 /* The named ranks stop before they join the others. Signals that are waited for later are blocked here,
- * before MPI has threads: a signal that comes before the wait would end the process in a thread that does not
- * block it. */
+ * before MPI has threads: a signal that comes before the wait would end the process in a thread that does
+ * not block it. */
 static void before_start(const char *name, char **ranks) {
     sigset_t late = late_signal();
     if (strcmp(name, "through") == 0) sigprocmask(SIG_BLOCK, &late, NULL);

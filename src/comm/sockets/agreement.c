@@ -4,14 +4,14 @@
  *     the leader:  has all votes: PROPOSAL -----> everybody, who adopts it and says ACCEPT
  *                  has all of these: DECISION --> everybody, who returns
  *
- * If the leader dies, the next one takes over. It proposes what it has adopted. If it has adopted nothing, no
- * leader before it had the acceptance of all that live, so nobody has returned, and any proposal will do: its
- * own, which is not well. Ranks that have returned before the leader died answer the next one's ASK with the
- * decision, whenever they look at their messages.
+ * If the leader dies, the next one takes over. It proposes what it has adopted. If it has adopted nothing,
+ * no leader before it had the acceptance of all that live, so nobody has returned, and any proposal will
+ * do: its own, which is not well. Ranks that have returned before the leader died answer the next one's ASK
+ * with the decision, whenever they look at their messages.
  *
  * (Consensus with a perfect failure detector: Chandra and Toueg, "Unreliable failure detectors for reliable
- * distributed systems", 1996; as atomic commitment: Skeen, 1981.) A detector is perfect here because whom one
- * rank cannot reach is expelled by all. Two parts of a job that cannot reach each other would both go on
+ * distributed systems", 1996; as atomic commitment: Skeen, 1981.) A detector is perfect here because whom
+ * one rank cannot reach is expelled by all. Two parts of a job that cannot reach each other would both go on
  * so: only the larger does, of equal ones that with the lowest rank. Ranks whose kernel has said that they
  * ended are not counted, nor those of a machine of which other ranks live. */
 #include <stdio.h>

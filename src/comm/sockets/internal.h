@@ -5,8 +5,8 @@
  *     agreement.c   one answer for all ranks that live, whoever dies meanwhile
  *     sockets.c     posts: matching sends and receives; channels; repairs
  *
- * A message of up to EAGER_BYTES is sent when it is posted. A larger one is offered, and sent when its receive
- * is posted, straight into the receive's memory:
+ * A message of up to EAGER_BYTES is sent when it is posted. A larger one is offered, and sent when its
+ * receive is posted, straight into the receive's memory:
  *
  *     sender                receiver
  *     MESSAGE and data ---> receive posted? into its memory : kept until it is
@@ -49,8 +49,8 @@ typedef enum FrameKind {
     FRAME_BYE
 } FrameKind;
 
-/* What goes before a body, in the machine's order of bytes: ranks are machines of one kind, which meet.c checks.
- * Ranks are numbered anew after each repair, so a frame of another epoch is dropped, with its body. */
+/* What goes before a body, in the machine's order of bytes: ranks are machines of one kind, which meet.c
+ * checks. Ranks are numbered anew after each repair, so a frame of another epoch is dropped. */
 typedef struct Frame {
     uint32_t kind, epoch;
     int32_t channel; /* JOIN: the colour */
@@ -209,8 +209,8 @@ void agreement_open(Sockets *s);
 void agreement_close(Sockets *s);
 /* An opinion of this peer has come; takes it over. */
 void agreement_hears(Sockets *s, int peer, Opinion *opinion);
-/* All ranks that live call it equally often. Whether all have said `well` and none has died; *dead gets the set
- * of those that have. The caller frees it. All that return get the same. Ends the process if the living
+/* All ranks that live call it equally often. Whether all have said `well` and none has died; *dead gets the
+ * set of those that have. The caller frees it. All that return get the same. Ends the process if the living
  * are not the majority. */
 _Noreturn void agreement_leave(const char *why); /* ends this rank alone */
 bool agreement_reach(Sockets *s, bool well, uint64_t **dead);

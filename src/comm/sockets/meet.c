@@ -3,11 +3,11 @@
  *     rank 0 listens where they meet      the others call there, until it answers or a minute is over
  *            <--- Card -------------      which machine, which port
  *            ---- Card of all ------>     once the last one has come
- *     each calls all lower ranks and is called by all higher ones: a connection for each pair, over a Unix socket
+ *     each calls all lower ranks and is called by all higher ones: a connection for each pair, a Unix socket
  *     inside a machine and TCP between machines
  *
- * Strangers that call are hung up on. Ranks of a machine are those with the same boot of the same kernel and the
- * same network: in two network namespaces they count as two machines. */
+ * Strangers that call are hung up on. Ranks of a machine are those with the same boot of the same kernel
+ * and the same network: in two network namespaces they count as two machines. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -349,8 +349,8 @@ static ErrorCode answer_higher(Meeting *m, Error *err) {
     return OK;
 }
 
-/* The kernels find out that a machine is gone or a cable cut, also while ranks compute: an unanswered question
- * after each third of the time, or data that nobody has confirmed. */
+/* The kernels find out that a machine is gone or a cable cut, also while ranks compute: an unanswered
+ * question after each third of the time, or data that nobody has confirmed. */
 static void set_options(const Meeting *m, int fd) {
     int yes = 1, third = (m->silence_s + 2) / 3, three = 3, limit = m->silence_s * 1000;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);

@@ -3,8 +3,8 @@
  *     send:     writing --> (offered --> writing -->) ended
  *     receive:  waiting --> accepted --> ended
  *
- * Those that wait are in a list of their peer, in the order of posting; those that have ended are in another until
- * `finished` or `test` has reported them. */
+ * Those that wait are in a list of their peer, in the order of posting; those that have ended are in
+ * another until `finished` or `test` has reported them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,7 +83,8 @@ void peer_lost(Sockets *s, int peer) {
 
 /* ---- what comes ---- */
 
-/* The first receive that was posted for it. Directed receives and those from any rank have tags of their own. */
+/* The first receive that was posted for it. Directed receives and those from any rank have tags of their
+ * own. */
 static Post *find_receive(Sockets *s, int peer, const Frame *f) {
     PostList *lists[] = {&s->peers[peer].receives, &s->any};
     for (int i = 0; i < 2; i++)

@@ -13,15 +13,15 @@ typedef struct SpawnTerms {
     bool tolerant;    /* the others go on when a rank dies */
 } SpawnTerms;
 
-/* Runs `words`, ended by NULL, once for each rank and waits for their end. Ranks that are left 5 s after one has
- * ended with another status than 0, or at once after one was killed, are killed, unless `tolerant`.
+/* Runs `words`, ended by NULL, once for each rank and waits for their end. Ranks that are left 5 s after
+ * one has ended with another status than 0, or at once after one was killed, are killed, unless `tolerant`.
  *
- * SIGTERM, SIGHUP and SIGUSR1 reach every rank as SIGUSR1 (save and stop), SIGUSR2 as it is; SIGQUIT kills all
- * ranks. SIGINT is left to the ranks: a terminal sends it to all. If this process dies they are killed.
+ * SIGTERM, SIGHUP and SIGUSR1 reach every rank as SIGUSR1 (save and stop), SIGUSR2 as it is; SIGQUIT kills
+ * all ranks. SIGINT is left to the ranks: a terminal sends it to all. If this process dies they are killed.
  *
- * Returns as a code the first exit status other than 0, or 128 + N for a rank killed by signal N; with `tolerant`
- * OK if any rank has ended with 0. Where launch_ranks has started this process (comm/launch.h), prints the status
- * of each rank in the form of hydra_read_end. */
+ * Returns as a code the first exit status other than 0, or 128 + N for a rank killed by signal N; with
+ * `tolerant` OK if any rank has ended with 0. Where launch_ranks has started this process (comm/launch.h),
+ * prints the status of each rank in the form of hydra_read_end. */
 ErrorCode sockets_spawn(const SpawnTerms *terms, char *const *words, Error *err);
 
 #endif

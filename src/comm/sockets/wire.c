@@ -1,11 +1,12 @@
 /* Frames on connections.
  *
- * A connection is a stream of frames in each direction. What is queued for a peer is written in order; a part of
- * a message whose post was given up is completed with zeros, since the other side counts bytes.
+ * A connection is a stream of frames in each direction. What is queued for a peer is written in order; a
+ * part of a message whose post was given up is completed with zeros, since the other side counts bytes.
  *
  * When a peer is dead
  *  - Its connection was closed: its kernel says that the process has ended.
- *  - An error over TCP: it may be that, or the machine is gone, or the cable between; the peer may think the same
+ *  - An error over TCP: it may be that, or the machine is gone, or the cable between; the peer may think
+ * the same
  *    of this rank. Which of the two goes on is settled by agreement.c. */
 #include <errno.h>
 #include <stdlib.h>
