@@ -189,7 +189,7 @@ static bool try_axes(const Mesh *now, int left, int i, MeshFits *fits, const voi
     }
     int most = mesh_degree(now, axes[i]);
     for (int d = most; d > 0; d--) {
-        int ranks = axes[i] == AXIS_EP ? 1 : d; /* ep is laid over dp_shard and cp */
+        int ranks = axes[i] == AXIS_EP ? 1 : d; /* ep is laid over other axes */
         if (left % ranks != 0 || (axes[i] != AXIS_PP && most % d != 0)) continue;
         *degree_of(m, axes[i]) = d;
         if (try_axes(now, left / ranks, i + 1, fits, context, m)) return true;
@@ -198,7 +198,7 @@ static bool try_axes(const Mesh *now, int left, int i, MeshFits *fits, const voi
 }
 
 bool mesh_shrink(const Mesh *now, int ranks, MeshFits *fits, const void *context, MeshOptions *out) {
-    *out = (MeshOptions){.dp_replicate = 1};
+    *out = (MeshOptions){.dp_replicate = 1, .etp = now->folded};
     for (int world = ranks; world > 0; world--)
         if (try_axes(now, world, 0, fits, context, out)) return true;
     return false;
@@ -210,7 +210,8 @@ MeshOptions mesh_degrees(const Mesh *mesh) {
                          .dp_shard = mesh_degree(mesh, AXIS_DP_SHARD),
                          .cp = mesh_degree(mesh, AXIS_CP),
                          .tp = mesh_degree(mesh, AXIS_TP),
-                         .ep = mesh_degree(mesh, AXIS_EP)};
+                         .ep = mesh_degree(mesh, AXIS_EP),
+                         .etp = mesh->folded};
 }
 
 static int partner_distance(const Mesh *mesh) { return mesh->world > 1 ? mesh->world / 2 : 0; }

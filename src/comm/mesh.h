@@ -76,11 +76,11 @@ typedef struct Mesh {
 /* The same mesh with another number of replicas (dp_replicate). */
 Mesh mesh_of_replicas(const Mesh *mesh, int replicas);
 /* The largest mesh of at most `ranks` ranks, without replicas, that `fits` accepts. Of equally large ones
- * that which keeps most of tp, then of cp, pp, ep; no degree but that of dp_shard grows. Returns false if
- * there is none. */
+ * that which keeps most of tp, then of cp, pp, ep; no degree but that of dp_shard grows, and whole experts
+ * stay whole. Returns false if there is none. */
 typedef bool MeshFits(const void *context, const MeshOptions *m);
 bool mesh_shrink(const Mesh *now, int ranks, MeshFits *fits, const void *context, MeshOptions *out);
-MeshOptions mesh_degrees(const Mesh *mesh); /* its degrees */
+MeshOptions mesh_degrees(const Mesh *mesh); /* from which mesh_build makes it */
 /* Partner copies (recovery.partner_copy): the rank that holds a copy of this one's state, and the rank whose
  * state this one holds a copy of. Half the ranks lie between them, so they are on two hosts where each host
  * has a run of equally many ranks. The rank itself if there is only one. */

@@ -157,13 +157,14 @@ static void combine(void *into, const void *from) {
 }
 
 /* A rank may have died after the commit of a step and before it wrote its own line about it, although all
- * others have. */
+ * others have; and so may the rank that writes the records of all (writer_died). */
 static bool writes_of_each_rank(const Config *c) { return c->data.audit || c->metrics.all_ranks; }
 
 static Facts facts_of(const Trainer *t, const CommHung *hung) {
     const Recovery *r = &t->recovery;
     Facts own = {.hung = *hung, .started = r->before[0].state.step, .torn = r->torn, .saving = r->owes_save};
-    if (writes_of_each_rank(t->c) && r->made.step == own.started && own.started > 0) own.started--;
+    bool may_lack = writes_of_each_rank(t->c) || r->writer_died;
+    if (may_lack && r->made.step == own.started && own.started > 0) own.started--;
     own.made = own.most_made = r->made.step > own.started ? r->made.step : own.started;
     return own;
 }
@@ -337,6 +338,7 @@ static ErrorCode settle_ranks(Trainer *t, Facts *f, Gone *gone, Error *err) {
         redistribute_close(t->recovery.moving);
         t->recovery.moving = NULL;
         take_repair(&t->recovery, &now, gone);
+        t->recovery.writer_died |= comm_rank(t->comm) == 0 && !t->is_rank0;
         close_mesh(t);
         ErrorCode code = choose_ranks(t, f, &whole, gone, err);
         if (code != OK && !recovery_can(t)) return code;
@@ -346,7 +348,7 @@ static ErrorCode settle_ranks(Trainer *t, Facts *f, Gone *gone, Error *err) {
 }
 
 static ErrorCode change_degree(OptionSet *set, const char *key, int64_t now, int64_t degree, Error *err) {
-    char number[16];
+    char number[24];
     snprintf(number, sizeof number, "%lld", (long long)degree);
     return now == degree ? OK : options_derive(set, key, number, "the ranks that are left", err);
 }
@@ -362,6 +364,8 @@ static ErrorCode change_mesh(const Recovery *r, OptionSet *set, const Config *c,
         TRY(change_degree(set, "mesh.cp", was.cp, now.cp, err));
         TRY(change_degree(set, "mesh.tp", was.tp, now.tp, err));
         TRY(change_degree(set, "mesh.ep", was.ep, now.ep, err));
+        /* 0 is as over tp, whatever becomes of that; 1 stays. */
+        TRY(change_degree(set, "mesh.etp", was.etp, was.etp > 1 ? 0 : was.etp, err));
     }
     return change_degree(set, "pipeline.microbatches", c->pipeline.microbatches, 0, err);
 }
@@ -433,6 +437,7 @@ static ErrorCode recover(Trainer *t, OptionSet *set, Gone *gone, Error *err) {
     TRY(begin(t, set, &f, gone, err));
     engine_free_state(r->state);
     r->state = NULL;
+    r->writer_died = false;
     t->peak_flops *= (double)comm_size(t->comm) / gone->ranks;
     gone->ranks = comm_size(t->comm);
     metrics_window_pause(&t->window, clock_seconds() - gone->noticed);

@@ -87,6 +87,7 @@ typedef struct Recovery {
     int *numbers;           /* [ranks] and which of its ranks each one of now was */
     int *names;             /* [ranks of mesh] their numbers when the run began, for messages */
     bool torn;              /* this rank has half an update */
+    bool writer_died;       /* this rank, the lowest now, takes over from the rank that wrote the records */
     bool owes_save;         /* a save was given up */
     EngineState *state;     /* while there is no engine */
     Layout layout;          /* with partner copies: that of the shards in `state` */

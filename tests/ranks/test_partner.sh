@@ -2,10 +2,12 @@
 # Ranks are killed in runs with recovery.partner_copy, on meshes without replicas: the others restore the shards of the dead from the copies of
 # their partners, and go on in a smaller mesh with the losses, norms, validations, weights and samples of a run that was left alone. In exact
 # numerics that run may have any mesh.
+#   KILLS=100 SEED=7 tests/ranks/test_partner.sh      runs with a kill at a random moment, and what they are drawn from
 # ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$script")/../support/recovery.sh"
 needs_ranks
+RANDOM=${SEED:-1}
 recovery_run
 sed -i -e 's/^numerics: .*/numerics: {mode: exact, tp_invariant_up_to: 2, cp_invariant_up_to: 4}/' -e 's/^mesh: .*/mesh: {dp_shard: 1}/' \
     -e 's/^recovery: .*/recovery: {mode: in_place, partner_copy: true}/' run.yaml
@@ -40,6 +42,7 @@ dies 2 mesh.dp_shard=2 kill:rank=1,step=7,action=FWD 'rank 1 died in step 7; 1 r
 dies 2 mesh.dp_shard=2 kill:rank=0,step=7,action=BWD 'rank 0 died'
 dies 2 mesh.dp_shard=2 kill:rank=0,step=8,action=NORM 'rank 0 died' # it has sent some of its gradients to its partner
 dies 2 mesh.dp_shard=2 kill:rank=1,step=8,action=UPDATE 'rank 1 died after the update of step 8'
+dies 2 mesh.dp_shard=2 kill:rank=0,step=9,action=UPDATE 'rank 0 died after the update of step 9' data.audit=false
 dies 2 mesh.dp_shard=2 kill:rank=0,phase=validation,step=5 'rank 0 died after the update of step 5'
 dies 2 mesh.dp_shard=2 kill:rank=1,phase=saving,step=10 'rank 1 died after the update of step 10'
 dies 2 mesh.pp=2 kill:rank=1,step=9,action=UPDATE 'rank 1 died after the update of step 9; 1 ranks go on with mesh.pp 1'
@@ -56,6 +59,16 @@ dies 4 'mesh.pp=2 mesh.tp=2' 'kill:rank=1,step=7,action=UPDATE;kill:rank=2,step=
     'rank 1 died after the update of step 7; 2 ranks go on with mesh.pp 1, dp_shard 1, cp 1, tp 2, ep 1; rank 3 left'
 # A death while the others restore what the first one held.
 dies 4 mesh.dp_shard=4 'kill:rank=3,step=7;kill:rank=1,phase=loading,step=6' 'rank 3, 1 died in step 7; 1 ranks go on' data.audit=false
+
+# Two neighbours, as on one host: their partners are the other two.
+dies 4 mesh.dp_shard=4 'kill:rank=2,step=9;kill:rank=3,step=9' '2 ranks go on with mesh.pp 1, dp_shard 2, cp 1, tp 1, ep 1'
+
+# ---- deaths at any moment ----
+
+whole long 1 train.steps=240 recovery.mode=restart recovery.partner_copy=false
+meshes=('4 mesh.dp_shard=4' '2 mesh.dp_shard=2' '4 mesh.pp=2 mesh.tp=2' '4 mesh.pp=2 mesh.dp_shard=2' '2 mesh.tp=2' '2 mesh.pp=2')
+for i in $(seq "${KILLS:-1}"); do strike "struck-$i" long ${meshes[i % ${#meshes[@]}]} train.steps=240; done
+echo "ranks struck in ${KILLS:-1} runs: $recovered recoveries, $ended runs ended with 76"
 
 # ---- both are gone: the last checkpoint ----
 

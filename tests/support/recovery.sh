@@ -87,3 +87,24 @@ ranks_of() {
         ! tr '\0' ' ' 2>/dev/null <"/proc/$at/cmdline" | grep -q -e prterun -e mpirun -e '^[^ ]* launch ' || { pgrep -P "$at"; return; }
     done
 }
+recovered=0 ended=0
+# strike NAME WHOLE RANKS WORD...: a run of 240 steps; kills one of the ranks, some time after the first step. A run that is not left before its end recovers.
+strike() {
+    local name=$1 of=$2 number=$3 run pids status=0
+    shift 3
+    "$weft" train run.yaml run.dir="$name" -n "$number" "$@" >/dev/null 2>"$name.err" </dev/null &
+    run=$!
+    until [ -s "$name/metrics.jsonl" ] || is_gone $run; do sleep 0.01; done
+    sleep "0.$(printf %03d $((RANDOM % 500)))"
+    mapfile -t pids < <(ranks_of $run)
+    [ ${#pids[@]} -eq 0 ] || kill -KILL "${pids[RANDOM % ${#pids[@]}]}" 2>/dev/null
+    wait $run || status=$?
+    # Status 76 is that of a death after the last step or of a crash of Open MPI.
+    if [ "$status" -eq 76 ] && { grep -q ompi_comm_revoke_local "$name.err" || curve "$name" | grep -q '^240 '; }; then
+        ended=$((ended + 1))
+        return
+    fi
+    [ "$status" -eq 0 ] || { fail "$name: ends with $status: $(tail -3 "$name.err")"; return; }
+    equal "$name" "$of"
+    recovered=$((recovered + $(grep -c '"event": "recovered"' "$name/journal.jsonl")))
+}

@@ -53,16 +53,18 @@ static void no_replica(void **state) {
     expect(mesh_of(2, 2, 1, 1), 1, RANKS(0, 1), RANKS(-1));
 }
 
-/* Accepts the meshes whose data-parallel ranks divide so many microbatches. */
+/* Accepts the meshes that can be built, and whose data-parallel ranks divide so many microbatches. */
 static bool divides(const void *microbatches, const MeshOptions *m) {
-    return *(const int *)microbatches % m->dp_shard == 0;
+    Mesh mesh;
+    int world = (int)(m->pp * m->dp_shard * m->cp * m->tp);
+    return mesh_build(&mesh, m, world, NULL) == OK && *(const int *)microbatches % m->dp_shard == 0;
 }
 
 static void expect_next(Mesh now, int ranks, int microbatches, MeshOptions expected) {
     MeshOptions m;
     assert_true(mesh_shrink(&now, ranks, divides, &microbatches, &m));
     assert_true(m.pp == expected.pp && m.dp_replicate == 1 && m.dp_shard == expected.dp_shard &&
-                m.cp == expected.cp && m.tp == expected.tp && m.ep == expected.ep);
+                m.cp == expected.cp && m.tp == expected.tp && m.ep == expected.ep && m.etp == expected.etp);
 }
 
 static void any_mesh(void **state) {
@@ -74,6 +76,17 @@ static void any_mesh(void **state) {
     expect_next(mesh_of(2, 1, 1, 2), 3, 8, (MeshOptions){.pp = 1, .dp_shard = 1, .cp = 1, .tp = 2, .ep = 1});
     expect_next(mesh_of(4, 1, 1, 1), 3, 8, (MeshOptions){.pp = 3, .dp_shard = 1, .cp = 1, .tp = 1, .ep = 1});
     expect_next(mesh_of(1, 1, 1, 4), 3, 8, (MeshOptions){.pp = 1, .dp_shard = 1, .cp = 1, .tp = 2, .ep = 1});
+}
+
+/* Each rank of tp has whole experts, and goes on with whole ones. */
+static void whole_experts(void **state) {
+    (void)state;
+    MeshOptions o = {.pp = 1, .dp_replicate = 1, .dp_shard = 2, .cp = 1, .tp = 2, .ep = 4, .etp = 1};
+    Mesh m;
+    assert_int_equal(mesh_build(&m, &o, 4, NULL), OK);
+    MeshOptions same = mesh_degrees(&m);
+    assert_memory_equal(&same, &o, sizeof o);
+    expect_next(m, 3, 8, (MeshOptions){.pp = 1, .dp_shard = 1, .cp = 1, .tp = 2, .ep = 2, .etp = 1});
 }
 
 static bool never(const void *nothing, const MeshOptions *m) {
@@ -105,6 +118,7 @@ static void partners(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(fewer_replicas), cmocka_unit_test(mixed_replicas),
                                        cmocka_unit_test(no_replica),     cmocka_unit_test(any_mesh),
-                                       cmocka_unit_test(no_mesh),        cmocka_unit_test(partners)};
+                                       cmocka_unit_test(whole_experts),  cmocka_unit_test(no_mesh),
+                                       cmocka_unit_test(partners)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
