@@ -186,9 +186,9 @@ static inline void mamba_profile(Device *d, OpId op, const MambaShape *s) {
 }
 /* Consecutive tokens of one document, at most MAMBA_CHUNK, that count from its first. before: the states
  * before them, NULL if they are zeros; after: where those after them go, NULL if no token follows that reads
- * them. */
+ * them. row: of backward's scratch, the first of the chunk's. */
 typedef struct MambaChunk {
-    int64_t first, count;
+    int64_t first, count, row;
     float *before, *after;
 } MambaChunk;
 
@@ -205,16 +205,17 @@ static inline int64_t mamba_group(const MambaShape *s, int64_t head) { return he
 typedef struct MambaTerms {
     float *dB, *dC, *Z;
 } MambaTerms;
-static inline MambaTerms mamba_terms(const MambaRun *r, int64_t head) {
-    int64_t rows = mamba_scratch_rows(r->s.tokens), side = rows * mamba_whole(r->s.state);
+static inline MambaTerms mamba_terms(const MambaRun *r, int64_t head, const MambaChunk *k) {
+    int64_t rows = mamba_scratch_rows(r->s.tokens), n = mamba_whole(r->s.state), side = rows * n;
     float *at = r->scratch + head * rows * mamba_scratch_row(1, 0, r->s.state);
-    return (MambaTerms){at, at + side, at + 2 * side};
+    at += k->row * n;
+    return (MambaTerms){at, at + side, at + 2 * side + k->row * (MAMBA_CHUNK - n)};
 }
 typedef struct MambaShared {
     float *B, *C, *scores;
 } MambaShared;
-static inline MambaShared mamba_shared(const MambaRun *r, int64_t group) {
-    MambaTerms at = mamba_terms(r, r->s.heads + group);
+static inline MambaShared mamba_shared(const MambaRun *r, int64_t group, const MambaChunk *k) {
+    MambaTerms at = mamba_terms(r, r->s.heads + group, k);
     return (MambaShared){at.dB, at.dC, at.Z};
 }
 

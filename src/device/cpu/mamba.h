@@ -1,7 +1,6 @@
-/* Mamba-2 (ops/recurrence.h), a few rows of a head's state at a time: the N numbers of a row lie in lanes,
- * and tokens follow one after another. Each row is an independent chain from token to token, held in
- * registers. On a CPU this costs as many operations as products of chunks would, and a sequence that is
- * processed in pieces gets the same bits as in one call.
+/* Mamba-2 (ops/recurrence.h), vectors of rows of a head's state at a time, tokens one after another. Each
+ * row is an independent chain from token to token, held in registers, and y needs no sums across lanes. A
+ * sequence that is processed in pieces gets the same bits as in one call.
  *
  * At the first token of a document the state's factor `keep` is 0; nothing else here depends on where
  * documents begin. Part of kernels_all.h. */
@@ -42,117 +41,114 @@ INLINE void mamba_steps(const MambaRun *r, int64_t head, int64_t first, int64_t 
 
 /* ---- blocks ---- */
 
-/* A block: MAMBA_ROWS rows of the state, MAMBA_WIDE vectors of each, a slice. It stays in registers from
- * token to token, and a token's B and C are read once for all its rows. Rows and elements beyond the state's
- * are zeros. Each row adds in the order that it would have by itself. */
-enum {
-    MAMBA_ROWS = 4,
-    MAMBA_WIDE = 2,
-    MAMBA_SLICE = MAMBA_WIDE * VLEN,
-    MAMBA_SLICES = MAMBA_STATE / MAMBA_SLICE
-};
-typedef Vec MambaBlock[MAMBA_ROWS][MAMBA_WIDE];
-
-/* N fp32 numbers for each token of a chunk (B, C, their gradients), slice by slice. */
-typedef Vec MambaSlice[MAMBA_CHUNK][MAMBA_WIDE];
-typedef MambaSlice MambaSides[MAMBA_SLICES];
+/* A block: MAMBA_ROWS rows of the state, in lanes, and a slice of MAMBA_SLICE numbers of each. It stays in
+ * registers from token to token. Rows and numbers beyond the state's are zeros. Each row adds in the order
+ * that it would have by itself. */
+enum { MAMBA_WIDE = 2, MAMBA_ROWS = MAMBA_WIDE * VLEN, MAMBA_SLICE = VLEN == 16 ? 8 : 4 };
+typedef Vec MambaBlock[MAMBA_SLICE][MAMBA_WIDE];
 
 INLINE Vec mamba_get(const void *from, int64_t i, int64_t n, Dtype c) {
     return i < n ? get(from, i, n - i, c) : (Vec){0};
 }
-INLINE void mamba_put(float *to, int64_t i, int64_t n, Vec v) {
-    if (i < n) put(to, i, n - i, DTYPE_F32, v);
+INLINE void mamba_put(void *to, int64_t i, int64_t n, Dtype c, Vec v) {
+    if (i < n) put(to, i, n - i, c, v);
 }
 
-INLINE int64_t mamba_slices(const MambaRun *r) { return (r->s.state + MAMBA_SLICE - 1) / MAMBA_SLICE; }
+/* B or C of a chunk's tokens in fp32. */
+typedef float MambaSides[MAMBA_CHUNK][MAMBA_STATE];
 
 INLINE void mamba_sides(const MambaRun *r, const MambaSteps *m, const void *tensor, MambaSides to, Dtype c) {
     for (int64_t t = 0; t < m->count; t++) {
         const void *from = tensor_at(tensor, mamba_group_at(&r->s, m->first + t, m->head), c);
-        for (int64_t i = 0; i < mamba_slices(r) * MAMBA_WIDE; i++)
-            to[i / MAMBA_WIDE][t][i % MAMBA_WIDE] = mamba_get(from, i * VLEN, r->s.state, c);
+        for (int64_t i = 0; i < mamba_whole(r->s.state); i += VLEN)
+            vec_store(to[t] + i, mamba_get(from, i, r->s.state, c));
     }
 }
 
-/* state: the block's first row. */
-INLINE void mamba_load(const MambaRun *r, const float *state, int64_t rows, int64_t slice, MambaBlock out) {
-    UNROLL for (int64_t row = 0; row < MAMBA_ROWS; row++) UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) {
-        int64_t i = slice * MAMBA_SLICE + v * VLEN;
-        out[row][v] = row < rows ? mamba_get(state + row * r->s.state, i, r->s.state, DTYPE_F32) : (Vec){0};
-    }
-}
-INLINE void mamba_store(const MambaRun *r, float *state, int64_t rows, int64_t slice, MambaBlock block) {
-    UNROLL for (int64_t row = 0; row < MAMBA_ROWS; row++) UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) {
-        int64_t i = slice * MAMBA_SLICE + v * VLEN;
-        if (row < rows) mamba_put(state + row * r->s.state, i, r->s.state, block[row][v]);
-    }
-}
-
-/* What a block's rows p .. p+rows-1 read of the chunk's tokens. */
+/* Rows p .. p+rows-1: for the chunk's tokens step_t x_t, and y; and the state. */
 typedef struct MambaRows {
     int64_t p, rows;
-    float x[MAMBA_CHUNK][MAMBA_ROWS], input[MAMBA_CHUNK][MAMBA_ROWS]; /* x_t, step_t x_t */
+    float input[MAMBA_CHUNK][MAMBA_ROWS], y[MAMBA_CHUNK][MAMBA_ROWS];
+    float state[MAMBA_STATE][MAMBA_ROWS];
 } MambaRows;
 
+/* y begins with D x. */
 INLINE void mamba_rows(const MambaRun *r, const MambaSteps *m, int64_t p, MambaRows *k, Dtype c) {
-    const MambaShape *s = &r->s;
-    k->p = p, k->rows = min_i64(MAMBA_ROWS, s->head_dim - p);
-    for (int64_t t = 0; t < m->count; t++)
-        for (int64_t row = 0; row < MAMBA_ROWS; row++) {
-            bool here = row < k->rows;
-            float x = here ? tensor_get(r->in.x, mamba_x_at(s, m->first + t, m->head, p + row), c) : 0;
-            k->x[t][row] = x, k->input[t][row] = m->step[t] * x;
+    const float skip = r->in.D[m->head];
+    k->p = p, k->rows = min_i64(MAMBA_ROWS, r->s.head_dim - p);
+    for (int64_t t = 0; t < m->count; t++) {
+        const void *from = tensor_at(r->in.x, mamba_x_at(&r->s, m->first + t, m->head, p), c);
+        UNROLL for (int64_t v = 0; v < MAMBA_ROWS; v += VLEN) {
+            Vec x = mamba_get(from, v, k->rows, c);
+            vec_store(k->input[t] + v, m->step[t] * x);
+            vec_store(k->y[t] + v, skip * x);
         }
+    }
 }
 
-/* S_t from S_{t-1}, for a vector. */
-INLINE Vec mamba_next(Vec before, float keep, float input, Vec B) {
-    return vec_multiply_add(keep * before, vec_set(input), B);
+/* Saved states are rows of N numbers. In generation a state is read and written for every token, so it lies
+ * as it is used: the rows' first numbers, then their second ones. */
+INLINE void mamba_load(const MambaRun *r, const float *before, MambaRows *k) {
+    const int64_t n = r->s.state;
+    if (!before || !r->state) memset(k->state, 0, (size_t)mamba_whole(n) * sizeof *k->state);
+    if (before && !r->state)
+        transpose_block((MatrixView){before, k->rows, n, n}, k->state[0], MAMBA_ROWS, 1, DTYPE_F32);
+    for (int64_t i = 0; r->state && i < mamba_whole(n); i++)
+        UNROLL for (int64_t v = 0; v < MAMBA_ROWS; v += VLEN) vec_store(
+            k->state[i] + v, i < n ? mamba_get(before + i * k->rows, v, k->rows, DTYPE_F32) : (Vec){0});
+}
+INLINE void mamba_store(const MambaRun *r, const MambaRows *k, float *after) {
+    const int64_t n = r->s.state;
+    if (!r->state) transpose_block((MatrixView){k->state, n, k->rows, MAMBA_ROWS}, after, n, 1, DTYPE_F32);
+    for (int64_t i = 0; r->state && i < n; i++)
+        UNROLL for (int64_t v = 0; v < MAMBA_ROWS; v += VLEN)
+            mamba_put(after + i * k->rows, v, k->rows, DTYPE_F32, vec_load(k->state[i] + v));
 }
 
 /* ---- forward ---- */
 
-/* Advances a slice through the chunk; adds each row's S_t C_t to sums, lane by lane. */
-INLINE void mamba_advance(const MambaSteps *m, const MambaRows *k, MambaSlice B, MambaSlice C, MambaBlock now,
-                          Vec (*sums)[MAMBA_ROWS]) {
-    for (int64_t t = 0; t < m->count; t++) UNROLL for (int64_t row = 0; row < MAMBA_ROWS; row++) {
-            Vec sum = sums[t][row];
+/* Advances a slice, the numbers from n on, through the chunk; adds to y. */
+INLINE void mamba_advance(const MambaSteps *m, MambaRows *k, MambaSides B, MambaSides C, int64_t n) {
+    MambaBlock now;
+    UNROLL for (int64_t i = 0; i < MAMBA_SLICE; i++) UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++)
+        now[i][v] = vec_load(k->state[n + i] + v * VLEN);
+    for (int64_t t = 0; t < m->count; t++) {
+        Vec keep = vec_set(m->keep[t]), input[MAMBA_WIDE], y[MAMBA_WIDE];
+        UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) {
+            input[v] = vec_load(k->input[t] + v * VLEN);
+            y[v] = vec_load(k->y[t] + v * VLEN);
+        }
+        UNROLL for (int64_t i = 0; i < MAMBA_SLICE; i++) {
+            Vec b = vec_set(B[t][n + i]), c = vec_set(C[t][n + i]);
             UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) {
-                now[row][v] = mamba_next(now[row][v], m->keep[t], k->input[t][row], B[t][v]);
-                sum = vec_multiply_add(sum, now[row][v], C[t][v]);
+                now[i][v] = vec_multiply_add(keep * now[i][v], input[v], b);
+                y[v] = vec_multiply_add(y[v], now[i][v], c);
             }
-            sums[t][row] = sum;
         }
-}
-
-INLINE void mamba_rows_forward(const MambaRun *r, const MambaChunk *chunk, const MambaSteps *m,
-                               const MambaRows *k, MambaSides B, MambaSides C, Dtype c) {
-    Vec sums[MAMBA_CHUNK][MAMBA_ROWS];
-    int64_t at = mamba_state_at(&r->s, m->head, k->p);
-    memset(sums, 0, (size_t)m->count * sizeof *sums);
-    for (int64_t slice = 0; slice < mamba_slices(r); slice++) {
-        MambaBlock now = {{{0}}};
-        if (chunk->before) mamba_load(r, chunk->before + at, k->rows, slice, now);
-        mamba_advance(m, k, B[slice], C[slice], now, sums);
-        if (chunk->after) mamba_store(r, chunk->after + at, k->rows, slice, now);
+        UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) vec_store(k->y[t] + v * VLEN, y[v]);
     }
-    for (int64_t t = 0; t < m->count; t++)
-        for (int64_t row = 0; row < k->rows; row++) {
-            float y = vec_sum(sums[t][row]) + r->in.D[m->head] * k->x[t][row];
-            tensor_set(r->y, mamba_y_at(&r->s, m->first + t, m->head, k->p + row), c, y);
-        }
+    UNROLL for (int64_t i = 0; i < MAMBA_SLICE; i++) UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++)
+        vec_store(k->state[n + i] + v * VLEN, now[i][v]);
 }
 
 INLINE void mamba_forward_typed(const MambaRun *r, int64_t head, const MambaChunk *chunk, Dtype c) {
     MambaSides B, C;
     MambaSteps m;
+    MambaRows k;
     mamba_steps(r, head, chunk->first, chunk->count, &m, c);
     mamba_sides(r, &m, r->in.B, B, c);
     mamba_sides(r, &m, r->in.C, C, c);
     for (int64_t p = 0; p < r->s.head_dim; p += MAMBA_ROWS) {
-        MambaRows k;
+        const int64_t at = mamba_state_at(&r->s, head, p);
         mamba_rows(r, &m, p, &k, c);
-        mamba_rows_forward(r, chunk, &m, &k, B, C, c);
+        mamba_load(r, chunk->before ? chunk->before + at : NULL, &k);
+        for (int64_t n = 0; n < r->s.state; n += MAMBA_SLICE) mamba_advance(&m, &k, B, C, n);
+        if (chunk->after) mamba_store(r, &k, chunk->after + at);
+        for (int64_t t = 0; t < m.count; t++) {
+            void *to = tensor_to(r->y, mamba_y_at(&r->s, chunk->first + t, head, p), c);
+            UNROLL for (int64_t v = 0; v < MAMBA_ROWS; v += VLEN)
+                mamba_put(to, v, k.rows, c, vec_load(k.y[t] + v));
+        }
     }
 }
 static void mamba_forward(const MambaRun *r, int64_t head, const MambaChunk *k) {

@@ -193,7 +193,7 @@ static void mamba_scores(const MambaRun *r, int64_t group, const MambaChunk *k, 
     const ChunkForm form = chunk_form(r);
     const int64_t head = group * (r->s.heads / r->s.groups), n = chunk_state(r), rows = chunk_block(k, from),
                   row = n / chunk_term(form), at = from * row;
-    const MambaShared to = mamba_shared(r, group);
+    const MambaShared to = mamba_shared(r, group, k);
     CHUNK_LINES float turned[MAMBA_STATE * MAMBA_CHUNK], left[MAMBA_BLOCK * MAMBA_STATE];
     const MatrixView C = chunk_sides(r, r->in.C, k, head, from, rows);
     chunk_tiles_begin(form);
@@ -278,7 +278,7 @@ static void chunk_factors(ChunkPass *w, ChunkLogs *logs) {
 /* Lanes beyond the chunk's tokens are zeros everywhere. */
 static void chunk_begin(const MambaRun *r, int64_t head, const MambaChunk *k, ChunkPass *w, ChunkLogs *logs) {
     w->r = r, w->k = k, w->form = chunk_form(r), w->kept = 0;
-    w->shared = mamba_shared(r, mamba_group(&r->s, head)), w->to = mamba_terms(r, head);
+    w->shared = mamba_shared(r, mamba_group(&r->s, head), k), w->to = mamba_terms(r, head, k);
     memset(w->passed, 0, sizeof w->passed);
     memset(w->m.step, 0, sizeof w->m.step);
     BY_DTYPE(r->c, mamba_steps, r, head, k->first, k->count, &w->m);
@@ -576,7 +576,7 @@ INLINE void chunk_put_sides(const MambaRun *r, int64_t group, const MambaChunk *
         EACH_VECTOR(i, left, r->s.state) {
             Vec sum = vec_load(sums + i);
             for (int64_t h = head; (is_C ? k->before : k->after) && h < head + heads; h++) {
-                MambaTerms terms = mamba_terms(r, h);
+                MambaTerms terms = mamba_terms(r, h, k);
                 sum += vec_load((is_C ? terms.dC : terms.dB) + t * n + i);
             }
             put(to, i, left, c, sum);
@@ -589,14 +589,14 @@ static void mamba_sum_C(const MambaRun *r, int64_t group, const MambaChunk *k, i
     const ChunkForm form = chunk_form(r);
     const int64_t heads = r->s.heads / r->s.groups, rows = chunk_block(k, from), end = from + MAMBA_BLOCK,
                   n = chunk_state(r);
-    const MambaShared to = mamba_shared(r, group);
+    const MambaShared to = mamba_shared(r, group, k);
     CHUNK_LINES float sums[MAMBA_BLOCK * MAMBA_STATE], left[MAMBA_BLOCK * MAMBA_CHUNK];
     float *Z = to.scores + from * MAMBA_CHUNK;
     for (int64_t t = 0; t < rows; t++)
         for (int64_t u = 0; u < end; u += VLEN) {
             const int64_t at = (from + t) * MAMBA_CHUNK + u;
-            Vec sum = vec_load(mamba_terms(r, group * heads).Z + at);
-            for (int64_t h = 1; h < heads; h++) sum += vec_load(mamba_terms(r, group * heads + h).Z + at);
+            Vec sum = vec_load(mamba_terms(r, group * heads, k).Z + at);
+            for (int64_t h = 1; h < heads; h++) sum += vec_load(mamba_terms(r, group * heads + h, k).Z + at);
             vec_store(Z + t * MAMBA_CHUNK + u, sum);
         }
     chunk_tiles_begin(form);
@@ -617,7 +617,7 @@ static void mamba_sum_C(const MambaRun *r, int64_t group, const MambaChunk *k, i
 static void mamba_sum_B(const MambaRun *r, int64_t group, const MambaChunk *k, int64_t from) {
     const ChunkForm form = chunk_form(r);
     const int64_t n = chunk_state(r), row = n / chunk_term(form);
-    const MambaShared to = mamba_shared(r, group);
+    const MambaShared to = mamba_shared(r, group, k);
     CHUNK_LINES float sums[MAMBA_BLOCK * MAMBA_STATE], left[MAMBA_BLOCK * MAMBA_CHUNK];
     chunk_tiles_begin(form);
     const float *Z = chunk_across(form, to.scores + from * MAMBA_CHUNK + from, MAMBA_CHUNK, k->count - from,

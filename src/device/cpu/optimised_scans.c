@@ -42,8 +42,8 @@ static int64_t document_of(const MambaRun *r, int64_t t) { return r->first_key ?
 static MambaChunk chunk_between(const MambaRun *r, int64_t first, int64_t end) {
     int64_t document = document_of(r, first);
     bool last = end == r->s.tokens || document_of(r, end) != document;
-    if (r->state) return (MambaChunk){first, end - first, r->state, r->state};
-    return (MambaChunk){first, end - first, first > document ? mamba_start(r, first) : NULL,
+    if (r->state) return (MambaChunk){first, end - first, 0, r->state, r->state};
+    return (MambaChunk){first, end - first, 0, first > document ? mamba_start(r, first) : NULL,
                         last ? NULL : mamba_start(r, end)};
 }
 
@@ -73,26 +73,51 @@ static void mamba_forward(Device *d, const MambaForwardArgs *o) {
     mamba_profile(d, OP_MAMBA_FORWARD, &o->s);
 }
 
-/* Calls a kernel for each block of a chunk's tokens, for each group of heads. */
-#define EACH_BLOCK(d, r, k, kernel)                                                             \
-    do {                                                                                        \
-        int64_t count = mamba_whole((k)->count);                                                \
-        EACH_PIECE(d, i, count *(r)->s.groups, MAMBA_BLOCK) kernel(r, i / count, k, i % count); \
-    } while (0)
+/* Chunks whose rows fit into backward's scratch together, the last one first: threads wait for each other
+ * after each step of a batch, which takes longer than the step of a short document. */
+typedef struct Batch {
+    MambaChunk chunk[MAMBA_BATCH / MAMBA_BLOCK];
+    int64_t chunks, rows;
+} Batch;
+
+/* The batch that ends before token `end`. */
+static Batch batch_to(const MambaRun *r, int64_t end) {
+    Batch b = {.chunks = 0};
+    while (end > 0) {
+        MambaChunk k = chunk_to(r, end);
+        if (b.rows + mamba_whole(k.count) > mamba_scratch_rows(r->s.tokens)) break;
+        k.row = b.rows, end = k.first;
+        b.rows += mamba_whole(k.count);
+        b.chunk[b.chunks++] = k;
+    }
+    return b;
+}
+
+/* Calls a kernel for each block of a batch's tokens, for each group of heads. */
+static void each_block(Device *d, const MambaRun *r, const Batch *b,
+                       void (*kernel)(const MambaRun *r, int64_t group, const MambaChunk *k, int64_t from)) {
+    EACH_PIECE(d, i, b->rows * r->s.groups, MAMBA_BLOCK) {
+        const MambaChunk *k = b->chunk;
+        int64_t row = i % b->rows;
+        while (row >= k->row + mamba_whole(k->count)) k++;
+        kernel(r, i / b->rows, k, row - k->row);
+    }
+}
 
 /* Heads of a group contribute to the same sums, dB and dC. Their partial sums are added, in the order of the
- * heads, when those of a chunk are complete. */
+ * heads, when those of a batch are complete. */
 static void mamba_backward(Device *d, const MambaBackwardArgs *o) {
     MambaRun r = mamba_backward_run(o);
     const Kernels *kernels = kernels_of(d);
     for (int64_t end = o->s.tokens; end > 0;) {
-        MambaChunk k = chunk_to(&r, end);
-        EACH_BLOCK(d, &r, &k, kernels->mamba_scores);
-        EACH_PIECE(d, head, o->s.heads, 1)
-        kernels->mamba_backward(&r, head, &k);
-        EACH_BLOCK(d, &r, &k, kernels->mamba_sum_C);
-        EACH_BLOCK(d, &r, &k, kernels->mamba_sum_B);
-        end = k.first;
+        const Batch b = batch_to(&r, end);
+        each_block(d, &r, &b, kernels->mamba_scores);
+        EACH_PIECE(d, head, o->s.heads, 1) {
+            for (int64_t i = 0; i < b.chunks; i++) kernels->mamba_backward(&r, head, &b.chunk[i]);
+        }
+        each_block(d, &r, &b, kernels->mamba_sum_C);
+        each_block(d, &r, &b, kernels->mamba_sum_B);
+        end = b.chunk[b.chunks - 1].first;
     }
     mamba_profile(d, OP_MAMBA_BACKWARD, &o->s);
 }
