@@ -171,7 +171,7 @@ llmq() {
     megatron qwen3-0.6b 8 b200-float8 "Qwen3-30B-A3B, 8 B200, ep 8, float8" 512 4 4096 1 1 1 27136 $small mesh.ep=8
     large="$qwen model.hidden_size=4096 model.intermediate_size=12288 model.moe_intermediate_size=1536 model.num_hidden_layers=94 model.num_attention_heads=64"
     megatron qwen3-0.6b 256 b200-float8 "Qwen3-235B-A22B, 256 B200, pp 8 ep 8, float8" 8192 1 4096 8 1 1 3776 $large mesh.ep=8 pipeline.schedule=1f1b
-    megatron deepseek-v3 1024 h100-float8 "DeepSeek-V3, 1,024 H100, tp 2 pp 8 ep 64, float8" 8192 1 4096 8 2 1 1297 mesh.ep=64 $(stages 4)
+    megatron deepseek-v3 1024 h100-float8 "DeepSeek-V3, 1,024 H100, tp 2 pp 8 ep 64, float8" 8192 1 4096 8 2 1 1297 mesh.ep=64 mesh.etp=1 $(stages 4)
     megatron deepseek-v3 256 b200-float8 "DeepSeek-V3, 256 B200, pp 16 ep 8, float8" 4096 1 4096 16 1 1 2815 mesh.ep=8 pipeline.schedule=1f1b
     run "DeepSeek-V3" "2,048 H800, pp 16 ep 64, float8" deepseek-v3 2048 h800-float8 1543 - 0 8 train.context=4096 train.tokens_per_step=$((15360 * 4096)) \
         train.microbatch=1 train.recompute=none mesh.pp=16 mesh.ep=64 pipeline.schedule=dualpipev train.gradient_sync=step train.reshard_after_forward=never

@@ -404,7 +404,7 @@ static void describe_mesh(const Mesh *m, Text *out) {
     for (int a = 0; a < AXES; a++)
         if (axis_is_asked((Axis)a) && mesh_degree(m, (Axis)a) > 1)
             text_printf(out, " %s %d", axis_name((Axis)a), mesh_degree(m, (Axis)a));
-    text_puts(out, "\n");
+    text_puts(out, m->folded ? " etp 1\n" : "\n");
 }
 
 /* The costs are those by which the split was balanced. */

@@ -125,6 +125,8 @@ exits 78 plan run.yaml -n 6 mesh.tp=2 mesh.ep=4 mesh.etp=1
 has err 'mesh.ep 4 is laid over mesh.dp_shard 3, in groups of mesh.tp 2 ranks times a power of two that divides it: 2 would do'
 exits 78 plan run.yaml numerics.tp_invariant_up_to=4 numerics.etp_invariant_up_to=2
 has err 'numerics.etp_invariant_up_to 2 is neither 1'
+exits 0 plan run.yaml -n 4 model.num_experts=8 mesh.tp=2 mesh.ep=4 mesh.etp=1
+has out 'mesh    4 ranks: dp_shard 2 ep 4 tp 2 etp 1'
 # A third of the bytes of ep, with 2 ranks of tp: half of the rows go out, in bf16, and half as many come back, in bf16 where fp32 sums of splits did.
 sent_ep() { grep -o '"sent_ep": [0-9]*' "$1/metrics.jsonl" | head -1 | grep -o '[0-9]*$'; }
 small='model.num_experts=8 train.compute=bf16 train.steps=1 mesh.tp=2 mesh.dp_shard=2'
