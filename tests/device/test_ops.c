@@ -2577,7 +2577,7 @@ static void mamba_out(const float *x, float *y) {
 }
 static void mamba_back(const float *x, const float *dy, float *dx) {
     float y[MAMBA_OUT], all[MAMBA_T * 4] = {0}, carry[4 * 3],
-                                      scratch[(MAMBA_T + MAMBA_BLOCK) * 3 * (2 * MAMBA_BLOCK + MAMBA_CHUNK)];
+                                      scratch[MAMBA_CHUNK * 3 * (2 * MAMBA_BLOCK + MAMBA_CHUNK)];
     mamba_out(x, y);
     memcpy(all + 4 * (MAMBA_T - MAMBA_LOOK), dy, MAMBA_OUT * sizeof *dy);
     memset(dx, 0, MAMBA_IN * sizeof *dx);

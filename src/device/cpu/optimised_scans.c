@@ -74,9 +74,10 @@ static void mamba_forward(Device *d, const MambaForwardArgs *o) {
 }
 
 /* Chunks whose rows fit into backward's scratch together, the last one first: threads wait for each other
- * after each step of a batch, which takes longer than the step of a short document. */
+ * after each step of a batch, which takes longer than the step of a short document. With twice the rows,
+ * documents of 1,024 tokens took twice the time: the scratch left the L2 cache. */
 typedef struct Batch {
-    MambaChunk chunk[MAMBA_BATCH / MAMBA_BLOCK];
+    MambaChunk chunk[MAMBA_CHUNK / MAMBA_BLOCK];
     int64_t chunks, rows;
 } Batch;
 

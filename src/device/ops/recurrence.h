@@ -61,12 +61,12 @@ typedef struct MambaShape {
 enum { MAMBA_CHUNK = 128, MAMBA_STATE = 256 };
 static inline int64_t mamba_starts(int64_t tokens) { return (tokens + MAMBA_CHUNK - 1) / MAMBA_CHUNK; }
 
-/* Scratch of backward, in floats: rows of tokens, whole blocks of MAMBA_BLOCK up to a batch of chunks, by the
- * numbers of a row: for each head and for each group, two rows of N numbers, padded, and one of a chunk. */
-enum { MAMBA_BLOCK = 32, MAMBA_BATCH = 2 * MAMBA_CHUNK };
+/* Scratch of backward, in floats: rows of tokens, whole blocks of MAMBA_BLOCK up to a chunk, by the numbers
+ * of a row: for each head and for each group, two rows of N numbers, padded, and one of a chunk. */
+enum { MAMBA_BLOCK = 32 };
 static inline int64_t mamba_whole(int64_t n) { return (n + MAMBA_BLOCK - 1) / MAMBA_BLOCK * MAMBA_BLOCK; }
 static inline int64_t mamba_scratch_rows(int64_t tokens) {
-    return tokens < MAMBA_BATCH ? mamba_whole(tokens) : (int64_t)MAMBA_BATCH;
+    return tokens < MAMBA_CHUNK ? mamba_whole(tokens) : (int64_t)MAMBA_CHUNK;
 }
 static inline int64_t mamba_scratch_row(int64_t heads, int64_t groups, int64_t state) {
     return (heads + groups) * (2 * mamba_whole(state) + MAMBA_CHUNK);
