@@ -1,7 +1,7 @@
 #!/bin/bash
 # Ranks hang in a run with recovery.mode: in_place: they stop, or are stuck in something. The others kill them after comm.watchdog_s and go on
 # in the same step: losses, norms, validations, weights and samples are those of a run that was left alone.
-#   STOPS=100 SEED=7 tests/ranks/test_hung.sh     runs with a stop at a random moment, and what they are drawn from
+#   STOPS=100 SEED=7 tests/ranks/test_hung.sh     runs with a stop at a random moment, over seven meshes, and what they are drawn from
 # ranks: 8, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$script")/../support/recovery.sh"
@@ -80,7 +80,7 @@ unseen() {
     elsewhere unseen 76 1 2 --inject stop:rank=1,step=7,action=FWD "$@"
     has unseen.err 'weft: rank 1 answers nobody: it hangs, or the machine does'
 }
-if unshare --uts true 2>/dev/null; then
+if [ -n "$over_mpi" ] && unshare --uts true 2>/dev/null; then # ranks over sockets have a launcher of their own
     meanwhile 4 patient seen
     meanwhile 2 patient unseen
 fi
@@ -105,18 +105,29 @@ strike() {
     [ -z "$pid" ] || ! kill -CONT "$pid" 2>/dev/null || ! recovered "$name" || fail "$name: the rank that hung is still there after the recovery"
     wait $run || status=$?
     # Status 76 is that of a hang after the last step or of a crash of Open MPI.
-    if [ "$status" -eq 76 ] && { grep -q ompi_comm_revoke_local "$name.err" || curve "$name" | grep -q '^240 '; }; then
+    if [ "$status" -eq 76 ] && { grep -q ompi_comm_revoke_local "$name.err" || curve "$name" | grep -q "^$steps "; }; then
         echo ended >>struck
         return
     fi
     [ "$status" -eq 0 ] || { fail "$name: ends with $status: $(grep -v '│' "$name.err" | tail -3)"; return; }
     equal "$name" "$of"
-    grep '"event": "recovered"' "$name/journal.jsonl" >>struck
+    sed -n "s/.*\"event\": \"recovered\"/$name &/p" "$name/journal.jsonl" >>struck
 }
-whole long 2 train.steps=240
+# name ranks word...: with STOPS all of these in turn, otherwise the first.
+meshes=('long 2' 'tp 4 mesh.tp=2' 'pp 4 mesh.pp=2' 'cp 4 mesh.cp=2' 'shard 4 mesh.dp_shard=2' "experts 4 mesh.dp_shard=2 mesh.ep=2 model.family=qwen3_moe
+    model.num_experts=4 model.num_experts_per_tok=2 model.moe_intermediate_size=16" 'copy 4 mesh.dp_replicate=1 mesh.dp_shard=4 recovery.partner_copy=true')
+steps=120
+[ -n "${STOPS:-}" ] || meshes=("${meshes[0]}") steps=240
+for mesh in "${meshes[@]}"; do
+    read -rd '' name number words <<<"$mesh"
+    # shellcheck disable=SC2086
+    whole "whole-$name" "$number" train.steps=$steps $words
+done
 for i in $(seq "${STOPS:-4}"); do
     RANDOM=$((${SEED:-1} * 1000 + i))
-    meanwhile 2 patient strike "struck-$i" long 2 train.steps=240
+    read -rd '' name number words <<<"${meshes[i % ${#meshes[@]}]}"
+    # shellcheck disable=SC2086
+    meanwhile "$number" patient strike "struck-$i-$name" "whole-$name" "$number" train.steps=$steps $words
 done
 together
 echo "ranks stopped in ${STOPS:-4} runs: $(grep -c recovered struck) recoveries, $(grep -c ended struck) runs ended with 76"
