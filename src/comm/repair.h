@@ -25,17 +25,18 @@
  * contents; what was sent may have arrived or not. Ranks are renumbered, in the old order. Traffic counters
  * continue.
  *
- * What it needs: a transport that can do it. MPI can where the library has ULFM and was started with it:
- * `mpirun --with-ft ulfm` of Open MPI 5.0.10 or newer. Elsewhere comm_allow_repair returns ERR_UNAVAILABLE,
- * and everything is as without it: a dead rank ends all ranks.
+ * What it needs: a transport that can do it. Sockets can. MPI can where the library has ULFM and was started
+ * with it: `mpirun --with-ft ulfm` of Open MPI 5.0.10 or newer. Elsewhere comm_allow_repair returns
+ * ERR_UNAVAILABLE, and everything is as without it: a dead rank ends all ranks.
  *
  * Limits
- *  - A rank must die by a signal, or leave without a status (exit status 0). Over shared memory Open MPI does
- *    not notice a rank that ends with another status. comm_fail still ends all ranks.
+ *  - Over MPI a rank must die by a signal, or leave without a status (exit status 0): over shared memory Open
+ *    MPI does not notice a rank that ends with another status. comm_fail still ends all ranks.
  *  - A rank that hangs is found by the watchdog. It ends all ranks, or kills that rank (comm_end_hung).
- *  - A death in the milliseconds in which a repair makes its new communicator may crash the other ranks
- *    inside Open MPI 5.0.11. The run then ends, and restarts from its checkpoint.
- *  - A machine that is lost ends the run: Open MPI's launcher does not survive it.
+ *  - Over MPI a death in the milliseconds in which a repair makes its new communicator may crash the other
+ *    ranks inside Open MPI 5.0.11. The run then ends, and restarts from its checkpoint.
+ *  - Over MPI a machine that is lost ends the run: Open MPI's launcher does not survive it. Over sockets only
+ *    the larger part of a divided job goes on (sockets/agreement.c).
  *  - Communicators of GPUs (comm_open_communicators) are not repaired.
  *  - After a repair comm_close does not end MPI, whose end would wait for the dead.
  *  - A repair keeps a few kilobytes, of the communicators from before. */

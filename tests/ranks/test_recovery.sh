@@ -46,8 +46,21 @@ done
 
 # ---- deaths at any moment ----
 
-whole long 2 train.steps=240
-for i in $(seq "${KILLS:-2}"); do strike "struck-$i" long 2 train.steps=240; done
+moe=(model.family=qwen3_moe model.head_dim=8 model.num_experts=4 model.num_experts_per_tok=2 model.moe_intermediate_size=24
+    model.tie_word_embeddings=false)
+strike_one() { # NUMBER MESH: the first run of a mesh is left alone
+    local words=(train.steps=240) number=4
+    [ "$2" = dp ] && number=2
+    case $2 in
+    dp) ;;
+    ep) words+=("${moe[@]}" mesh.dp_shard=2 mesh.ep=2) ;;
+    *) words+=("mesh.$2=2") ;;
+    esac
+    [ -d "long-$2" ] || whole "long-$2" "$number" "${words[@]}"
+    strike "struck-$1" "long-$2" "$number" "${words[@]}"
+}
+meshes=(dp dp_shard pp tp cp ep)
+for i in $(seq "${KILLS:-2}"); do strike_one "$i" "${meshes[RANDOM % 6]}"; done
 echo "ranks struck in ${KILLS:-2} runs: $recovered recoveries, $ended runs ended with 76"
 
 # ---- one death after another, until a rank has no replica ----
