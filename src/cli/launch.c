@@ -1,4 +1,6 @@
 /* weft launch: a program as several ranks, joined by sockets. */
+#include <string.h>
+
 #include "cli/cli.h"
 #include "comm/launch.h"
 #include "comm/sockets/spawn.h"
@@ -25,6 +27,8 @@ static ErrorCode run_launch(const Arguments *args, Error *err) {
         return error_set(err, ERR_USAGE,
                          "launch: ranks %lld to %lld of %lld: --of is the number of all ranks",
                          (long long)first, (long long)(first + ranks - 1), (long long)of);
+    if (terms.meet && strlen(terms.meet) > 255)
+        return error_set(err, ERR_USAGE, "launch: --meet has more than 255 characters");
     if (of > ranks && !terms.meet)
         return error_set(
             err, ERR_USAGE,

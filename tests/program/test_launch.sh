@@ -38,6 +38,8 @@ for signal in TERM QUIT; do
     wait $! || status=$?
     if [ "$signal" = TERM ]; then
         [ "$status" -eq 75 ] && [ "$(grep -c stops out)" -eq 2 ] || fail "SIGTERM: $status, $(cat out)"
+    else
+        [ "$status" -eq 131 ] || fail "SIGQUIT: $status, $(cat err)"
     fi
     while read -r pid; do is_gone "$pid" || fail "SIG$signal: process $pid is left"; done <pids
 done
@@ -105,6 +107,10 @@ until (call) 2>/dev/null || is_gone $first; do sleep 0.02; done
 part 2 4 run.dir=nonsense mesh.pp=2 || fail "with strangers at the door: $(tail -3 part2.err)"
 wait $first || fail "with strangers at the door: $(tail -3 part0.err)"
 same nonsense
-expect 2 launch -n 1 --of 2 --meet nowhere "$weft" train run.yaml run.dir=bad
-has err 'neither HOST:PORT nor @NAME'
+for place in nowhere localhost:2x localhost:80000; do
+    expect 2 launch -n 1 --of 2 --meet $place "$weft" train run.yaml run.dir=bad
+    has err 'neither HOST:PORT nor @NAME'
+done
+WEFT_RANK=4 WEFT_RANKS=4 WEFT_MEET=@here expect 2 train run.yaml run.dir=bad
+has err 'ranks are 0 to 3'
 conclude

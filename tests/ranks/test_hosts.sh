@@ -40,7 +40,7 @@ metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
 END
 "$weft" train run.yaml run.dir=whole >/dev/null 2>err </dev/null || fail "whole: $(tail -3 err)"
-export WEFT_SILENCE_S=2
+export WEFT_SILENCE_S=4
 
 # part NAMESPACE RANKS FIRST DIR WORD...
 part() {
@@ -95,6 +95,17 @@ goes_on halves
 parts dead_left 1 kill_left 5 mesh.dp_replicate=4
 [ "$right_status" -eq 0 ] || fail "dead_left: ends with $right_status: $(tail -3 "dead_left.$right.err")"
 goes_on dead_left
+
+# A cut that is shorter is waited for. The figure is for the kernels: at 4 s they need 6 to give up.
+blink() {
+    cable down
+    sleep 2
+    cable up
+}
+parts short 2 blink 5 mesh.dp_replicate=2 mesh.dp_shard=2
+[ "$left_status" -eq 0 ] && [ "$right_status" -eq 0 ] || fail "short: ends with $left_status and $right_status: $(tail -n 2 short.*.err)"
+[ "$(curve short)" = "$(curve whole)" ] || fail "short: another curve"
+! grep -q '"event": "recovered"' short/journal.jsonl || fail "short: a rank was given up: $(grep recovered short/journal.jsonl)"
 
 # At random moments. Killed ranks on the left leave half of all, without the lowest: it goes on only if a kernel said that they have ended
 # (a connection with unread data is reset, which a cut cable may bring about, too).

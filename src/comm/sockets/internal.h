@@ -108,7 +108,8 @@ typedef struct Joined {
 
 typedef enum PeerState { PEER_LIVES, PEER_LEFT /* said goodbye */, PEER_DEAD } PeerState;
 typedef struct Peer {
-    int fd; /* -1: none: this rank itself, or one that has left */
+    int pulse; /* a second connection to another machine, on which nothing is sent; -1: none */
+    int fd;    /* -1: none: this rank itself, or one that has left */
     PeerState state;
     bool silent; /* dead, as far as can be told: no kernel has said so */
     bool wakes;  /* the poll set reports when it can be written to */

@@ -30,7 +30,7 @@
 #include "base/text.h"
 #include "comm/sockets/internal.h"
 
-enum { PATIENCE_S = 60, HELLO_S = 5, RETRY_MS = 20, SILENCE_S = 10, LEAST_SILENCE_S = 2, BACKLOG = 4096 };
+enum { PATIENCE_S = 60, HELLO_S = 2, RETRY_MS = 20, SILENCE_S = 10, LEAST_SILENCE_S = 4, BACKLOG = 4096 };
 
 #define CALL_MAGIC UINT64_C(0x3174656d74666577) /* "weftmet1" */
 
@@ -38,6 +38,7 @@ enum { PATIENCE_S = 60, HELLO_S = 5, RETRY_MS = 20, SILENCE_S = 10, LEAST_SILENC
 typedef struct Card {
     uint64_t magic, job, host;
     int32_t rank, ranks, own_size, port;
+    int32_t pulse;                   /* the connection is a second one, for keep-alive alone */
     struct sockaddr_storage address; /* as rank 0 sees it; of no family: the one that rank 0 has */
     cpu_set_t cores;
 } Card;
@@ -140,14 +141,17 @@ static int port_of(int listener) {
                                             : ((struct sockaddr_in *)&name)->sin_port);
 }
 
-/* "HOST:PORT"; HOST may have colons itself. */
+/* "HOST:PORT"; HOST may have colons itself, in brackets or not. */
 static ErrorCode split_place(const Meeting *m, char host[256], int *port, Error *err) {
-    const char *colon = strrchr(m->place, ':');
-    size_t length = colon ? (size_t)(colon - m->place) : 0;
-    *port = colon ? atoi(colon + 1) : 0;
-    if (!length || length > 255 || *port <= 0 || *port > 65535)
+    const char *first = m->place, *colon = strrchr(first, ':');
+    size_t length = colon ? (size_t)(colon - first) : 0;
+    char *end = NULL;
+    long number = colon ? strtol(colon + 1, &end, 10) : 0;
+    if (length > 2 && first[0] == '[' && first[length - 1] == ']') first++, length -= 2;
+    if (!length || length > 255 || number <= 0 || number > 65535 || *end)
         return error_set(err, ERR_USAGE, SOCKETS_MEET "=%s: neither HOST:PORT nor @NAME", m->place);
-    snprintf(host, 256, "%.*s", (int)length, m->place);
+    *port = (int)number;
+    snprintf(host, 256, "%.*s", (int)length, first);
     return OK;
 }
 
@@ -320,28 +324,48 @@ static int call(const Meeting *m, int rank) {
     return call_address(&address);
 }
 
+static ErrorCode call_one(Meeting *m, int p, bool pulse, int *out, Error *err) {
+    Card c = m->own;
+    c.pulse = pulse;
+    int fd = *out = call(m, p);
+    if (fd >= 0 && write_all(fd, &c, sizeof c)) return OK;
+    return error_set(err, ERR_PEER, "rank %d cannot connect to rank %d: %s", m->own.rank, p,
+                     errno == EINPROGRESS ? "no answer" : strerror(errno));
+}
+
+static bool is_near(const Meeting *m, int p) { return m->cards[p].host == m->own.host; }
+
 static ErrorCode call_lower(Meeting *m, Error *err) {
     for (int p = 0; p < m->own.rank; p++) {
-        int fd = m->s->peers[p].fd = call(m, p);
-        if (fd < 0 || !write_all(fd, &m->own, sizeof m->own))
-            return error_set(err, ERR_PEER, "rank %d cannot connect to rank %d: %s", m->own.rank, p,
-                             strerror(errno));
+        Peer *q = &m->s->peers[p];
+        TRY(call_one(m, p, false, &q->fd, err));
+        if (!is_near(m, p)) TRY(call_one(m, p, true, &q->pulse, err));
     }
     return OK;
 }
 
+/* Takes the connection over, if it is one that is missing. */
+static bool take_call(Meeting *m, const Card *c, int fd) {
+    if (!is_of_job(m, c) || c->rank <= m->own.rank) return false;
+    Peer *q = &m->s->peers[c->rank];
+    int *to = c->pulse ? &q->pulse : &q->fd;
+    if (*to >= 0) return false;
+    *to = fd;
+    return true;
+}
+
 static ErrorCode answer_higher(Meeting *m, Error *err) {
-    for (int come = m->own.rank + 1; come < m->own.ranks;) {
+    int left = 0;
+    for (int p = m->own.rank + 1; p < m->own.ranks; p++) left += is_near(m, p) ? 1 : 2;
+    while (left > 0) {
         Card c;
         int fd = answer(m, m->inside, m->outside);
         if (fd < 0 && clock_seconds() >= m->until)
             return error_set(err, ERR_PEER, "rank %d: not all higher ranks connected within %d s",
                              m->own.rank, m->patience_s);
         if (fd < 0) continue;
-        if (read_all(fd, &c, sizeof c) && is_of_job(m, &c) && c.rank > m->own.rank &&
-            m->s->peers[c.rank].fd < 0) {
-            m->s->peers[c.rank].fd = fd;
-            come++;
+        if (read_all(fd, &c, sizeof c) && take_call(m, &c, fd)) {
+            left--;
         } else {
             close(fd);
         }
@@ -349,16 +373,19 @@ static ErrorCode answer_higher(Meeting *m, Error *err) {
     return OK;
 }
 
-/* The kernels find out that a machine is gone or a cable cut, also while ranks compute: an unanswered
- * question after each third of the time, or data that nobody has confirmed. */
-static void set_options(const Meeting *m, int fd) {
-    int yes = 1, third = (m->silence_s + 2) / 3, three = 3, limit = m->silence_s * 1000;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+/* The kernels find out that a machine is gone or a cable cut, also while ranks compute: after five questions
+ * without an answer, a quarter of the silence apart. So a cut shorter than the silence is survived. */
+static void keep_alive(const Meeting *m, int fd) {
+    int yes = 1, quarter = m->silence_s / 4, five = 5;
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &third, sizeof third);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &third, sizeof third);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &three, sizeof three);
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &quarter, sizeof quarter);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &quarter, sizeof quarter);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &five, sizeof five);
+}
+
+static void send_at_once(int fd) {
+    int yes = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 }
 
 void sockets_find_places(Sockets *s) {
@@ -386,7 +413,8 @@ static ErrorCode take_peers(Meeting *m, Error *err) {
         if (p == s->transport.rank) continue;
         q->ahead = mem_alloc(READ_AHEAD);
         set_limit(q->fd, 0);
-        if (q->host != m->own.host) set_options(m, q->fd);
+        if (!is_near(m, p)) send_at_once(q->fd);
+        if (!is_near(m, p)) keep_alive(m, q->pulse);
         wire_watch(s, p);
     }
     sockets_find_places(s);
@@ -416,10 +444,13 @@ ErrorCode sockets_meet(Sockets *s, int rank, int ranks, Error *err) {
     m.silence_s = seconds_of(SOCKETS_SILENCE, SILENCE_S, LEAST_SILENCE_S);
     m.patience_s = seconds_of(SOCKETS_PATIENCE, PATIENCE_S, 1);
     m.until = clock_seconds() + m.patience_s;
+    if (rank < 0 || rank >= ranks)
+        return error_set(err, ERR_USAGE, "rank %d of %d: ranks are 0 to %d (WEFT_RANK, WEFT_RANKS)", rank,
+                         ranks, ranks - 1);
     s->transport.rank = rank;
     s->transport.size = ranks;
     s->peers = mem_alloc_array((size_t)ranks, sizeof *s->peers);
-    for (int p = 0; p < ranks; p++) s->peers[p].fd = -1;
+    for (int p = 0; p < ranks; p++) s->peers[p].fd = s->peers[p].pulse = -1;
     m.cards = mem_alloc_array((size_t)ranks, sizeof *m.cards);
     m.own = own_card(&m);
     ErrorCode code = meet(&m, err);
@@ -428,7 +459,10 @@ ErrorCode sockets_meet(Sockets *s, int rank, int ranks, Error *err) {
     close_door(m.door);
     free(m.cards);
     if (code == OK) return OK;
-    for (int p = 0; p < ranks; p++) close_door(s->peers[p].fd);
+    for (int p = 0; p < ranks; p++) {
+        close_door(s->peers[p].fd);
+        close_door(s->peers[p].pulse);
+    }
     free(s->peers);
     return code;
 }

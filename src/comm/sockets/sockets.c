@@ -578,6 +578,7 @@ static void forget_posts(Sockets *s) {
 
 static void free_peer(Sockets *s, Peer *q) {
     if (q->fd >= 0) close(q->fd);
+    if (q->pulse >= 0) close(q->pulse);
     drop_all_early(s, q);
     free_early(s, q->early);
     forget_joins(q, UINT32_MAX, 0);

@@ -16,7 +16,7 @@
 #define SOCKETS_MEET "WEFT_MEET"
 #define SOCKETS_KEY "WEFT_MEET_KEY"
 /* A connection between machines on which nothing was heard for so many seconds is lost; 10 if not set, at
- * least 2. The kernels ask and answer, so a rank may compute as long as it likes. */
+ * least 4, and half as much again. The kernels ask and answer, so a rank may compute as long as it likes. */
 #define SOCKETS_SILENCE "WEFT_SILENCE_S"
 
 /* Seconds for which ranks wait for each other at the start; 60 if not set. */

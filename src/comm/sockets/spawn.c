@@ -20,11 +20,12 @@ enum { CANNOT_START = 127, PATIENCE_S = 5, LOOK_MS = 200 };
 
 typedef struct Spawn {
     const SpawnTerms *terms;
-    char meet[96];
+    char meet[300];
     pid_t *ranks;     /* [terms->ranks]; 0: has ended */
     int *status;      /* [terms->ranks] of waitpid; of ranks that this process killed 0 */
     int left;         /* ranks that run */
     bool killing;     /* all that are left were killed */
+    bool asked;       /* by SIGQUIT */
     double failed_at; /* when a rank ended badly; 0: none has */
     sigset_t before;
 } Spawn;
@@ -102,6 +103,7 @@ static void take_ended(Spawn *s) {
 }
 
 static void take_signal(Spawn *s, int number) {
+    s->asked |= number == SIGQUIT;
     if (number == SIGQUIT) kill_ranks(s);
     if (number == SIGUSR2) signal_ranks(s, SIGUSR2);
     if (number == SIGTERM || number == SIGHUP || number == SIGUSR1) signal_ranks(s, SIGUSR1);
@@ -125,6 +127,7 @@ static void print_statuses(const Spawn *s) {
 }
 
 static ErrorCode judge(const Spawn *s, Error *err) {
+    if (s->asked) return error_set(err, (ErrorCode)(128 + SIGQUIT), "the ranks were killed: SIGQUIT");
     for (int i = 0; i < s->terms->ranks && s->terms->tolerant; i++)
         if (!is_bad(s->status[i])) return OK;
     for (int i = 0; i < s->terms->ranks; i++) {

@@ -5,6 +5,9 @@
  *
  * When a peer is dead
  *  - Its connection was closed: its kernel says that the process has ended.
+ *  - The pulse, a second connection to a peer on another machine, ends with an error: nothing is ever sent on
+ *    it but the kernels' keep-alive questions. The first one cannot tell: when the peer computes for long its
+ *    buffers are full, and nothing moves although all is well.
  *  - An error over TCP: it may be that, or the machine is gone, or the cable between; the peer may think
  * the same
  *    of this rank. Which of the two goes on is settled by agreement.c. */
@@ -29,8 +32,22 @@ static void poll_for(Sockets *s, int p, int how, bool writes) {
     s->peers[p].wakes = writes;
 }
 
-void wire_watch(Sockets *s, int p) { poll_for(s, p, EPOLL_CTL_ADD, false); }
-void wire_renumber(Sockets *s, int p) { poll_for(s, p, EPOLL_CTL_MOD, s->peers[p].wakes); }
+static const uint32_t PULSE = UINT32_C(1) << 31; /* beside the peer's number in the poll set */
+
+static void poll_pulse(Sockets *s, int p, int how) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = (uint32_t)p | PULSE};
+    if (s->peers[p].pulse >= 0) epoll_ctl(s->poll, how, s->peers[p].pulse, &event);
+}
+
+void wire_watch(Sockets *s, int p) {
+    poll_for(s, p, EPOLL_CTL_ADD, false);
+    poll_pulse(s, p, EPOLL_CTL_ADD);
+}
+
+void wire_renumber(Sockets *s, int p) {
+    poll_for(s, p, EPOLL_CTL_MOD, s->peers[p].wakes);
+    poll_pulse(s, p, EPOLL_CTL_MOD);
+}
 
 static void free_out(Out *out) {
     if (!out->ours) return;
@@ -194,11 +211,24 @@ static void read_peer(Sockets *s, int p) {
         if (!(q->in_body ? read_body(s, p) : read_frame(s, p))) return;
 }
 
+/* If it has merely ended, so has the process: the first connection says so, after what was sent before. */
+static void feel_pulse(Sockets *s, int p) {
+    char byte;
+    ssize_t length = recv(s->peers[p].pulse, &byte, 1, MSG_DONTWAIT);
+    if (length < 0 && is_full(errno)) return;
+    poll_pulse(s, p, EPOLL_CTL_DEL);
+    if (length < 0) wire_lose(s, p, true);
+}
+
 void wire_move(Sockets *s, int ms) {
     struct epoll_event events[EVENTS_MAX];
     int count = epoll_wait(s->poll, events, EVENTS_MAX, ms);
     for (int i = 0; i < count; i++) {
-        int p = (int)events[i].data.u32;
+        int p = (int)(events[i].data.u32 & ~PULSE);
+        if (events[i].data.u32 & PULSE) {
+            feel_pulse(s, p);
+            continue;
+        }
         if (s->peers[p].state == PEER_DEAD || s->peers[p].fd < 0) continue;
         if (events[i].events & EPOLLOUT) flush(s, p);
         if (events[i].events & ~(uint32_t)EPOLLOUT) read_peer(s, p);
@@ -223,6 +253,7 @@ void wire_lose(Sockets *s, int p, bool silent) {
     bool left = q->state == PEER_LEFT;
     if (q->state == PEER_DEAD || q->fd < 0) return;
     epoll_ctl(s->poll, EPOLL_CTL_DEL, q->fd, NULL);
+    poll_pulse(s, p, EPOLL_CTL_DEL);
     q->state = PEER_DEAD;
     q->silent = silent;
     wire_drop(s, p);
