@@ -45,7 +45,7 @@ WEFT_SIM_TAKES=total=1024,others=100,context=30,products=12,kernels=6 train one 
 pieces=$(fact one pool_pieces_bytes)
 is one pool_bytes "$(planned one)"
 is one pools_took_bytes "$pieces"
-[ $((pieces % (2 * MIB))) -eq 0 ] && [ "$pieces" -ge "$(planned one)" ] && [ "$pieces" -le $(($(planned one) + 22 * MIB)) ] ||
+[ $((pieces % (2 * MIB))) -eq 0 ] && [ "$pieces" -ge "$(planned one)" ] && [ "$pieces" -le $(($(planned one) + 24 * MIB)) ] ||
     fail "pools of $(planned one) bytes take $pieces"
 is one gpu_bytes $((1024 * MIB))
 is one libraries_bytes $((42 * MIB))

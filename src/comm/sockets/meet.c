@@ -55,12 +55,6 @@ typedef struct Meeting {
 
 static bool is_local(const Meeting *m) { return m->place[0] == '@'; }
 
-static ErrorCode refuse_errno(Error *err, const char *what, const char *place) {
-    char text[300];
-    snprintf(text, sizeof text, "%s %s", what, place);
-    return error_errno(err, ERR_UNAVAILABLE, text);
-}
-
 /* ---- who and where ---- */
 
 static uint64_t host_of(void) {
@@ -112,7 +106,8 @@ static ErrorCode listen_inside(const Meeting *m, int rank, int *out, Error *err)
     socklen_t length = unix_name(m, rank, &name);
     *out = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (*out < 0 || bind(*out, (struct sockaddr *)&name, length) != 0 || listen(*out, BACKLOG) != 0)
-        return refuse_errno(err, "cannot listen at", rank < 0 ? m->place : "a Unix socket");
+        return error_errno(err, ERR_UNAVAILABLE, "rank %d cannot listen at %s", m->own.rank,
+                           rank < 0 ? m->place : "a Unix socket");
     return OK;
 }
 
@@ -129,7 +124,8 @@ static ErrorCode listen_outside(const Meeting *m, int port, int *out, Error *err
     int bound = is_six ? bind(*out, (struct sockaddr *)&six, sizeof six)
                        : bind(*out, (struct sockaddr *)&four, sizeof four);
     if (*out < 0 || bound != 0 || listen(*out, BACKLOG) != 0)
-        return refuse_errno(err, "cannot listen at", port ? m->place : "a TCP port");
+        return error_errno(err, ERR_UNAVAILABLE, "rank %d cannot listen at %s", m->own.rank,
+                           port ? m->place : "a TCP port");
     return OK;
 }
 
