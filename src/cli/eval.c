@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -405,8 +404,7 @@ static ErrorCode open_for(Job *j, Error *err) {
  * forwards it as SIGUSR1. */
 static void on_signal(int number) {
     (void)number;
-    launched_report_end(130);
-    _exit(130);
+    launched_end(130);
 }
 
 static void catch_signals(void) {

@@ -99,6 +99,12 @@ static void free_words(char **words) {
     free(words);
 }
 
+char *launch_signal_name(int number, char out[32]) {
+    const char *name = sigabbrev_np(number);
+    snprintf(out, 32, "signal %d (SIG%s)", number, name ? name : "?");
+    return out;
+}
+
 /* Uses /proc, not argv[0], which may be relative to another working directory, or found through PATH. */
 ErrorCode launch_own_path(char *out, size_t size, Error *err) {
     ssize_t length = readlink("/proc/self/exe", out, size - 1);
@@ -351,6 +357,7 @@ static RanksEnd find_end(const Launch *l, bool *unreported) {
  * explained (err->reported). */
 static ErrorCode judge(const Launch *l, Error *err) {
     bool unreported;
+    char name[32];
     RanksEnd end = find_end(l, &unreported);
     bool through =
         WIFEXITED(l->status) && !end.signal && !unreported && (end.code == OK || end.code == ERR_STOPPED);
@@ -361,8 +368,8 @@ static ErrorCode judge(const Launch *l, Error *err) {
     }
     if (l->stuck && reported_code(l, &unreported) == 0) return refuse_stuck(l, err);
     if (end.signal)
-        return error_set(err, (ErrorCode)(128 + end.signal), "%s was killed by signal %d (SIG%s)", end.ranks,
-                         end.signal, sigabbrev_np(end.signal) ? sigabbrev_np(end.signal) : "?");
+        return error_set(err, (ErrorCode)(128 + end.signal), "%s was killed by %s", end.ranks,
+                         launch_signal_name(end.signal, name));
     if (WIFSIGNALED(l->status) && !(l->stuck && end.code))
         return error_set(err, (ErrorCode)(128 + WTERMSIG(l->status)), "%s was killed by signal %d",
                          l->kind->name, WTERMSIG(l->status));

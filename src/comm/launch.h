@@ -36,6 +36,8 @@ typedef struct RankReport {
 /* Reports the status that this rank is about to end with, for an end that does not go through exit(), which
  * reports by itself. Safe in signal handlers. No-op where the launcher's own report is enough. */
 void launched_report_end(int status);
+/* The same, and _exit. */
+_Noreturn void launched_end(int status);
 
 /* In a launcher of weft's own: whether launch_ranks has started it, and reads how the ranks ended. */
 bool launched_reports(void);
@@ -43,6 +45,9 @@ bool launched_reports(void);
 /* Set by that launcher for each rank: its number, and how many there are. */
 #define LAUNCHED_RANK "WEFT_RANK"
 #define LAUNCHED_RANKS "WEFT_RANKS"
+
+/* "signal 9 (SIGKILL)" into out; returns out. */
+char *launch_signal_name(int number, char out[32]);
 
 /* Writes the path of this program, from /proc, to out. */
 ErrorCode launch_own_path(char *out, size_t size, Error *err);

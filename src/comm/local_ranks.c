@@ -1,6 +1,7 @@
 /* Finds the other ranks of this machine by their processes: those with the same parent (the launcher, or its
  * local daemon) that have a rank in their environment. For use when MPI cannot be asked. Where ranks may be
- * killed (hung.c), they have told each other their processes instead. */
+ * killed (hung.c), they have told each other their processes instead; transports tell each other their places
+ * (transport.h). */
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
@@ -104,4 +105,22 @@ char rank_process_state(const RankProcess *p) {
 
 bool rank_process_kill(const RankProcess *p) {
     return rank_process_state(p) && kill((pid_t)p->process, SIGKILL) == 0;
+}
+
+void transport_own_cores(cpu_set_t *out) {
+    CPU_ZERO(out);
+    if (sched_getaffinity(0, sizeof *out, out) != 0) CPU_ZERO(out);
+}
+
+void transport_find_local(CommTransport *t, const TransportPlace *places) {
+    cpu_set_t all;
+    CPU_ZERO(&all);
+    t->local_rank = t->local_size = 0;
+    for (int p = 0; p < t->size; p++) {
+        if (places[p].host != places[t->rank].host) continue;
+        t->local_rank += p < t->rank;
+        t->local_size++;
+        CPU_OR(&all, &all, &places[p].cores);
+    }
+    t->local_cores = CPU_COUNT(&all);
 }

@@ -18,6 +18,7 @@
 #ifndef WEFT_COMM_TRANSPORT_H
 #define WEFT_COMM_TRANSPORT_H
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -81,5 +82,18 @@ struct CommTransport {
     int local_cores;                        /* cores that any rank of this machine may run on */
     int64_t tags;                           /* a power of two, at least 2^18 */
 };
+
+/* Where a rank runs. */
+typedef struct TransportPlace {
+    uint64_t host; /* equal numbers: one machine */
+    cpu_set_t cores;
+} TransportPlace;
+
+/* ---- local_ranks.c ---- */
+/* The cores that this process may run on; with more than a set can hold, none. */
+void transport_own_cores(cpu_set_t *out);
+/* Sets local_rank, local_size and local_cores. A launcher may bind each rank to cores of its own, or allow
+ * all cores to all: the ranks share the union of their cores. */
+void transport_find_local(CommTransport *transport, const TransportPlace *places /* [size], of all ranks */);
 
 #endif

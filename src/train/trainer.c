@@ -17,7 +17,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/host.h"
@@ -38,10 +37,7 @@ static atomic_bool stop_requested, ending;
  * was saved stays. */
 static void on_signal(int number) {
     if (ending) return;
-    if (number == SIGUSR2 || (stop_requested && number == SIGINT)) {
-        launched_report_end(130);
-        _exit(130);
-    }
+    if (number == SIGUSR2 || (stop_requested && number == SIGINT)) { launched_end(130); }
     stop_requested = true;
 }
 

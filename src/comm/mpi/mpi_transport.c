@@ -10,7 +10,6 @@
 #include "comm/mpi/mpi_transport.h"
 
 #include <mpi.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -25,16 +24,10 @@ typedef struct Channel {
     int first_tag;
 } Channel;
 
-/* Where a rank runs. */
-typedef struct Place {
-    int host; /* the lowest rank there, when MPI started */
-    cpu_set_t cores;
-} Place;
-
 typedef struct MpiTransport {
     CommTransport transport;
-    MPI_Comm all;       /* all ranks; a shrunk one after a repair */
-    Place own, *places; /* places: [size] of all ranks, where repairs are allowed */
+    MPI_Comm all;                /* all ranks; a shrunk one after a repair */
+    TransportPlace own, *places; /* places: [size] of all ranks, where repairs are allowed */
     Channel channels[TRANSPORT_CHANNELS];
     int channel_count, open, events;
     MPI_Request *requests; /* [events], the first `open` are in use */
@@ -70,12 +63,10 @@ static ErrorCode find_tags(MpiTransport *m, Error *err) {
                      found ? *limit : 0, (1 << 18) - 1);
 }
 
-/* A launcher may bind each rank to cores of its own, or allow all cores to all: the ranks share the union of
- * their cores. Masks are combined as bytes; with more cores than a mask can hold, none is known. */
-static int find_cores(Place *own, MPI_Comm local) {
+/* Masks are combined as bytes. */
+static int find_cores(TransportPlace *own, MPI_Comm local) {
     cpu_set_t all;
-    CPU_ZERO(&own->cores);
-    if (sched_getaffinity(0, sizeof own->cores, &own->cores) != 0) CPU_ZERO(&own->cores);
+    transport_own_cores(&own->cores);
     int code = MPI_Allreduce(&own->cores, &all, sizeof all, MPI_BYTE, MPI_BOR, local);
     return code == MPI_SUCCESS ? CPU_COUNT(&all) : 0;
 }
@@ -92,8 +83,8 @@ static ErrorCode find_ranks(MpiTransport *m, Error *err) {
     MPI_Comm_rank(local, &l->local_rank);
     MPI_Comm_size(local, &l->local_size);
     l->local_cores = find_cores(&m->own, local);
-    m->own.host = l->rank;
-    MPI_Bcast(&m->own.host, 1, MPI_INT, 0, local);
+    m->own.host = (uint64_t)l->rank; /* of its first rank */
+    MPI_Bcast(&m->own.host, 1, MPI_UINT64_T, 0, local);
     MPI_Comm_free(&local);
     return find_tags(m, err);
 }
@@ -325,18 +316,8 @@ static void forget_channels(MpiTransport *m) {
 
 /* Takes the places of the ranks that are left, in place: their order is kept. */
 static void find_places(MpiTransport *m, const int *old) {
-    CommTransport *l = &m->transport;
-    cpu_set_t all;
-    CPU_ZERO(&all);
-    l->local_rank = l->local_size = 0;
-    for (int p = 0; p < l->size; p++) {
-        m->places[p] = m->places[old[p]];
-        if (m->places[p].host != m->own.host) continue;
-        l->local_size++;
-        l->local_rank += p < l->rank;
-        CPU_OR(&all, &all, &m->places[p].cores);
-    }
-    if (l->local_cores) l->local_cores = CPU_COUNT(&all);
+    for (int p = 0; p < m->transport.size; p++) m->places[p] = m->places[old[p]];
+    transport_find_local(&m->transport, m->places);
 }
 
 /* Revoked communicators are not freed: Open MPI would give their numbers to new ones, which would then get

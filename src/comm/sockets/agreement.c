@@ -17,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "base/text.h"
@@ -93,6 +92,11 @@ static void say_to_all(Sockets *s, const Opinion *o, OpinionKind kind) {
 
 /* ---- hearing ---- */
 
+/* One of the next round may come before this rank is there, and be of fewer ranks. */
+static bool is_due(const Opinion *o, const Sockets *s) {
+    return o && o->round == s->agreement.round && o->words == words_of(s);
+}
+
 static const Opinion *decision_of(const Agreement *a, uint64_t round) {
     if (a->decision && a->decision->round == round) return a->decision;
     return a->earlier && a->earlier->round == round ? a->earlier : NULL;
@@ -101,7 +105,7 @@ static const Opinion *decision_of(const Agreement *a, uint64_t round) {
 /* A proposal is for the round that this rank is in: the leader has its vote. */
 static void adopt(Sockets *s, int p, Opinion *o) {
     Agreement *a = &s->agreement;
-    if (o->round != a->round || (a->proposal && a->proposal->leader > o->leader)) {
+    if (!is_due(o, s) || (a->proposal && a->proposal->leader > o->leader)) {
         free(o);
         return;
     }
@@ -109,16 +113,21 @@ static void adopt(Sockets *s, int p, Opinion *o) {
     say(s, p, o, OPINION_ACCEPT);
 }
 
-static void take_decision(Agreement *a, Opinion *o) {
-    if (o->round == a->round && !a->decision) {
+static void take_decision(Sockets *s, Opinion *o) {
+    Agreement *a = &s->agreement;
+    if (is_due(o, s) && !a->decision) {
         a->decision = o;
     } else {
         free(o);
     }
 }
 
-void agreement_hears(Sockets *s, int p, Opinion *o) {
+void agreement_hears(Sockets *s, int p, Opinion *o, size_t bytes) {
     Agreement *a = &s->agreement;
+    if (o->words < 1 || bytes != bytes_of(o->words)) {
+        free(o);
+        return;
+    }
     const Opinion *decided = decision_of(a, o->round);
     switch ((OpinionKind)o->kind) {
     case OPINION_VOTE:
@@ -132,14 +141,12 @@ void agreement_hears(Sockets *s, int p, Opinion *o) {
         return;
     case OPINION_ACCEPT: replace(&a->accepts[p], o); return;
     case OPINION_PROPOSAL: adopt(s, p, o); return;
-    case OPINION_DECISION: take_decision(a, o); return;
+    case OPINION_DECISION: take_decision(s, o); return;
     }
     free(o);
 }
 
 /* ---- the leader ---- */
-
-static bool is_due(const Opinion *o, const Sockets *s) { return o && o->round == s->agreement.round; }
 
 /* Whom another rank cannot reach is expelled. Returns whether all that live have voted. */
 static bool has_votes(Sockets *s) {
@@ -159,7 +166,7 @@ static bool has_votes(Sockets *s) {
 
 static bool host_lives(const Sockets *s, uint64_t host) {
     for (int p = 0; p < s->transport.size; p++)
-        if (lives(s, p) && s->peers[p].host == host) return true;
+        if (lives(s, p) && s->peers[p].place.host == host) return true;
     return false;
 }
 
@@ -172,7 +179,8 @@ static Opinion *propose(Sockets *s, bool well) {
         o->well &= vote->well;
         for (int q = 0; q < s->transport.size; q++) {
             bool ended = set_has(vote->sets, q) && !set_has(silent_of(vote), q);
-            if (ended || host_lives(s, s->peers[q].host)) silent_of(o)[q / 64] &= ~(UINT64_C(1) << (q % 64));
+            if (ended || host_lives(s, s->peers[q].place.host))
+                silent_of(o)[q / 64] &= ~(UINT64_C(1) << (q % 64));
         }
     }
     return o;
@@ -207,8 +215,7 @@ _Noreturn void agreement_leave(const char *why) {
     char end[600];
     log_status("%s", "");
     fprintf(stderr, "weft: this rank ends: %s (%s)\n", why, error_end(end, sizeof end, ERR_PEER));
-    launched_report_end(ERR_PEER);
-    _exit(ERR_PEER);
+    launched_end(ERR_PEER);
 }
 
 static int count_of(const uint64_t *set, int words) {

@@ -113,8 +113,7 @@ typedef struct Peer {
     PeerState state;
     bool silent; /* dead, as far as can be told: no kernel has said so */
     bool wakes;  /* the poll set reports when it can be written to */
-    uint64_t host;
-    cpu_set_t cores;
+    TransportPlace place;
     /* writing */
     Out *first, *last;
     bool mute; /* writing failed: reading will find out why */
@@ -127,15 +126,12 @@ typedef struct Peer {
     size_t room, left; /* left: bytes of the body to come; room: of them, those for which there is memory */
     Post *post;        /* of the body */
     Early *early;      /* of the body */
+    struct Opinion *opinion; /* the body */
     /* what came early */
     Early *first_early, *last_early;
     Joined *joins;
     PostList receives; /* waiting for a message from this peer */
 } Peer;
-
-typedef struct Members {
-    int *peer; /* [size of the channel] */
-} Members;
 
 /* What a rank says in an agreement. Sets of ranks are bits, 64 in a word. */
 typedef enum OpinionKind {
@@ -166,19 +162,24 @@ typedef struct Sockets {
     int events, used; /* used: posts from here on were never used */
     PostList any;     /* receives from any rank */
     Early *free_offers, *free_messages;
-    PostList ended; /* not yet reported */
-    Members channels[TRANSPORT_CHANNELS];
+    PostList ended;                    /* not yet reported */
+    int *channels[TRANSPORT_CHANNELS]; /* peers by their ranks in the channel */
     int channel_count;
     int trouble; /* a SocketsError that `finished` has not reported yet */
     bool revoked;
     Agreement agreement;
 } Sockets;
 
+/* Inside this machine connections are Unix sockets, which do not fail by themselves. */
+static inline bool peer_is_near(const Sockets *s, int peer) {
+    return s->peers[peer].place.host == s->peers[s->transport.rank].place.host;
+}
+
 /* ---- meet.c ---- */
 /* Fills in the peers, the poll set and the numbers of the transport. */
 ErrorCode sockets_meet(Sockets *s, int rank, int ranks, Error *err);
-/* Ranks and cores of this machine, from the peers. */
-void sockets_find_places(Sockets *s);
+/* Ranks and cores of this machine, from the peers' places. */
+void sockets_find_local(Sockets *s);
 
 /* ---- wire.c ---- */
 /* Reads and writes what can be, after waiting for up to `ms` for something. */
@@ -195,6 +196,7 @@ void wire_withdraw(Sockets *s, Post *post);
 void wire_lose(Sockets *s, int peer, bool silent);
 /* The others go on without this peer: it is told so. */
 void wire_expel(Sockets *s, int peer);
+
 /* ---- sockets.c, for wire.c ---- */
 void post_end(Sockets *s, Post *post, size_t bytes, int error);
 /* peer->frame has come: sets how long its body is, and where that goes. */
@@ -209,12 +211,13 @@ void peer_lost(Sockets *s, int peer);
 void agreement_open(Sockets *s);
 void agreement_close(Sockets *s);
 /* An opinion of this peer has come; takes it over. */
-void agreement_hears(Sockets *s, int peer, Opinion *opinion);
+void agreement_hears(Sockets *s, int peer, Opinion *opinion, size_t bytes);
+_Noreturn void agreement_leave(const char *why); /* ends this rank alone */
 /* All ranks that live call it equally often. Whether all have said `well` and none has died; *dead gets the
  * set of those that have. The caller frees it. All that return get the same. Ends the process if the living
  * are not the majority. */
-_Noreturn void agreement_leave(const char *why); /* ends this rank alone */
 bool agreement_reach(Sockets *s, bool well, uint64_t **dead);
+
 static inline bool set_has(const uint64_t *set, int rank) { return set[rank / 64] >> (rank % 64) & 1; }
 static inline void set_add(uint64_t *set, int rank) { set[rank / 64] |= UINT64_C(1) << (rank % 64); }
 

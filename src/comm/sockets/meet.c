@@ -36,11 +36,11 @@ enum { PATIENCE_S = 60, HELLO_S = 2, RETRY_MS = 20, SILENCE_S = 10, LEAST_SILENC
 
 /* How a rank introduces itself. `own_size`: another build of weft may have other frames. */
 typedef struct Card {
-    uint64_t magic, job, host;
+    uint64_t magic, job;
     int32_t rank, ranks, own_size, port;
     int32_t pulse;                   /* the connection is a second one, for keep-alive alone */
     struct sockaddr_storage address; /* as rank 0 sees it; of no family: the one that rank 0 has */
-    cpu_set_t cores;
+    TransportPlace place;
 } Card;
 
 typedef struct Meeting {
@@ -81,12 +81,11 @@ static uint64_t job_of(const char *place) {
 static Card own_card(const Meeting *m) {
     Card c = {.magic = CALL_MAGIC,
               .job = job_of(m->place),
-              .host = host_of(),
+              .place = {.host = host_of()},
               .rank = m->s->transport.rank,
               .ranks = m->s->transport.size,
               .own_size = (int32_t)sizeof(Frame)};
-    CPU_ZERO(&c.cores);
-    if (sched_getaffinity(0, sizeof c.cores, &c.cores) != 0) CPU_ZERO(&c.cores);
+    transport_own_cores(&c.place.cores);
     return c;
 }
 
@@ -266,7 +265,7 @@ static ErrorCode take_cards(Meeting *m, int *calls, Error *err) {
         }
         socklen_t length = sizeof c.address;
         c.address = (struct sockaddr_storage){0};
-        if (c.host != m->own.host) getpeername(fd, (struct sockaddr *)&c.address, &length);
+        if (c.place.host != m->own.place.host) getpeername(fd, (struct sockaddr *)&c.address, &length);
         m->cards[c.rank] = c;
         calls[c.rank] = fd;
         come++;
@@ -309,10 +308,12 @@ static ErrorCode introduce(Meeting *m, Error *err) {
 
 /* ---- a connection for each pair ---- */
 
+static bool is_near(const Meeting *m, int p) { return m->cards[p].place.host == m->own.place.host; }
+
 static int call(const Meeting *m, int rank) {
     const Card *c = &m->cards[rank];
     struct sockaddr_storage address = c->address.ss_family == AF_UNSPEC ? m->rank0 : c->address;
-    if (c->host == m->own.host) return call_inside(m, rank);
+    if (is_near(m, rank)) return call_inside(m, rank);
     if (address.ss_family == AF_INET6)
         ((struct sockaddr_in6 *)&address)->sin6_port = htons((uint16_t)c->port);
     else
@@ -328,8 +329,6 @@ static ErrorCode call_one(Meeting *m, int p, bool pulse, int *out, Error *err) {
     return error_set(err, ERR_PEER, "rank %d cannot connect to rank %d: %s", m->own.rank, p,
                      errno == EINPROGRESS ? "no answer" : strerror(errno));
 }
-
-static bool is_near(const Meeting *m, int p) { return m->cards[p].host == m->own.host; }
 
 static ErrorCode call_lower(Meeting *m, Error *err) {
     for (int p = 0; p < m->own.rank; p++) {
@@ -384,18 +383,11 @@ static void send_at_once(int fd) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 }
 
-void sockets_find_places(Sockets *s) {
-    CommTransport *t = &s->transport;
-    cpu_set_t all;
-    CPU_ZERO(&all);
-    t->local_rank = t->local_size = 0;
-    for (int p = 0; p < t->size; p++) {
-        if (s->peers[p].host != s->peers[t->rank].host) continue;
-        t->local_rank += p < t->rank;
-        t->local_size++;
-        CPU_OR(&all, &all, &s->peers[p].cores);
-    }
-    t->local_cores = CPU_COUNT(&all);
+void sockets_find_local(Sockets *s) {
+    TransportPlace *places = mem_alloc_array((size_t)s->transport.size, sizeof *places);
+    for (int p = 0; p < s->transport.size; p++) places[p] = s->peers[p].place;
+    transport_find_local(&s->transport, places);
+    free(places);
 }
 
 static ErrorCode take_peers(Meeting *m, Error *err) {
@@ -404,8 +396,7 @@ static ErrorCode take_peers(Meeting *m, Error *err) {
     if (s->poll < 0) return error_errno(err, ERR_UNAVAILABLE, "cannot make a poll set");
     for (int p = 0; p < s->transport.size; p++) {
         Peer *q = &s->peers[p];
-        q->host = m->cards[p].host;
-        q->cores = m->cards[p].cores;
+        q->place = m->cards[p].place;
         if (p == s->transport.rank) continue;
         q->ahead = mem_alloc(READ_AHEAD);
         set_limit(q->fd, 0);
@@ -413,7 +404,7 @@ static ErrorCode take_peers(Meeting *m, Error *err) {
         if (!is_near(m, p)) keep_alive(m, q->pulse);
         wire_watch(s, p);
     }
-    sockets_find_places(s);
+    sockets_find_local(s);
     return OK;
 }
 

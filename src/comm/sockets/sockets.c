@@ -75,10 +75,14 @@ static bool end_posts(Sockets *s, int peer, int error) {
     return any;
 }
 
+/* Of a peer that does not live. */
+static int error_of(const Sockets *s, int peer) {
+    return (s->peers[peer].silent ? SOCKETS_SILENT : SOCKETS_DEAD) + peer * SOCKETS_ERRORS;
+}
+
 void peer_lost(Sockets *s, int peer) {
-    int error = (s->peers[peer].silent ? SOCKETS_SILENT : SOCKETS_DEAD) + peer * SOCKETS_ERRORS;
-    end_posts(s, peer, error);
-    s->trouble = error;
+    s->trouble = error_of(s, peer);
+    end_posts(s, peer, s->trouble);
 }
 
 /* ---- what comes ---- */
@@ -210,8 +214,8 @@ void frame_begins(Sockets *s, int peer) {
     case FRAME_AGREE:
         q->left = f->bytes;
         if (f->bytes < sizeof(Opinion) || f->bytes > OPINION_MAX) break;
-        q->early = new_early(s, f, f->bytes);
-        read_into(q, q->early->data, f->bytes);
+        q->opinion = mem_alloc(f->bytes);
+        read_into(q, (char *)q->opinion, f->bytes);
         break;
     case FRAME_OFFER:
     case FRAME_ACCEPT:
@@ -269,19 +273,9 @@ static void accept_comes(Sockets *s, int peer) {
 }
 
 static void opinion_comes(Sockets *s, int peer) {
-    Peer *q = &s->peers[peer];
-    size_t bytes = (size_t)q->frame.bytes;
-    if (!q->early) return;
-    Opinion *o = mem_alloc(bytes);
-    memcpy(o, q->early->data, bytes);
-    free_early(s, q->early);
-    q->early = NULL;
-    if (o->words == (s->transport.size + 63) / 64 &&
-        bytes == sizeof *o + 2 * (size_t)o->words * sizeof(uint64_t)) {
-        agreement_hears(s, peer, o);
-    } else {
-        free(o);
-    }
+    Opinion *o = s->peers[peer].opinion;
+    s->peers[peer].opinion = NULL;
+    if (o) agreement_hears(s, peer, o, (size_t)s->peers[peer].frame.bytes);
 }
 
 static void revoke_here(Sockets *s) {
@@ -302,15 +296,8 @@ static void join_comes(Sockets *s, int peer) {
 
 /* One that ends while others wait for its messages is one that died. */
 static void peer_leaves(Sockets *s, int peer) {
-    int error = SOCKETS_DEAD + peer * SOCKETS_ERRORS;
     s->peers[peer].state = PEER_LEFT;
-    if (end_posts(s, peer, error)) s->trouble = error;
-}
-
-/* Ended by another rank: it has said why. */
-static _Noreturn void end_process(int status) {
-    launched_report_end(status);
-    _exit(status);
+    if (end_posts(s, peer, error_of(s, peer))) s->trouble = error_of(s, peer);
 }
 
 void frame_ends(Sockets *s, int peer) {
@@ -333,7 +320,7 @@ void frame_ends(Sockets *s, int peer) {
         return;
     case FRAME_AGREE: opinion_comes(s, peer); return;
     case FRAME_EXPEL: agreement_leave("the other ranks cannot reach it, and go on without it");
-    case FRAME_ABORT: end_process(q->frame.to);
+    case FRAME_ABORT: launched_end(q->frame.to); /* the other rank has said why */
     case FRAME_BYE: peer_leaves(s, peer); return;
     }
     wire_lose(s, peer, false); /* no frame of ours */
@@ -353,9 +340,8 @@ void frame_written(Sockets *s, Post *post) {
 static Post *new_post(Sockets *s, const TransportPost *what, char *data, bool sends) {
     CHECK(is_event(s, what->event));
     Post *p = &s->posts[what->event];
-    const Members *m = &s->channels[what->channel];
     *p = (Post){.what = *what, .data = data, .sends = sends};
-    p->peer = what->peer == TRANSPORT_ANY ? TRANSPORT_ANY : m->peer[what->peer];
+    p->peer = what->peer == TRANSPORT_ANY ? TRANSPORT_ANY : s->channels[what->channel][what->peer];
     CHECK(p->peer != s->transport.rank);
     if (what->event >= s->used) s->used = what->event + 1;
     return p;
@@ -365,7 +351,7 @@ static Post *new_post(Sockets *s, const TransportPost *what, char *data, bool se
 static bool is_in_vain(Sockets *s, Post *p) {
     bool gone = p->peer != TRANSPORT_ANY && s->peers[p->peer].state != PEER_LIVES;
     if (!gone && !s->revoked) return false;
-    post_end(s, p, 0, gone ? SOCKETS_DEAD + p->peer * SOCKETS_ERRORS : SOCKETS_REVOKED);
+    post_end(s, p, 0, gone ? error_of(s, p->peer) : SOCKETS_REVOKED);
     return true;
 }
 
@@ -481,8 +467,7 @@ static const Frame *joined(const Sockets *s, int peer, int which) {
 /* The first error of a dead peer; a channel needs all of them. */
 static int loss(const Sockets *s) {
     for (int p = 0; p < s->transport.size; p++)
-        if (s->peers[p].state != PEER_LIVES)
-            return (s->peers[p].silent ? SOCKETS_SILENT : SOCKETS_DEAD) + p * SOCKETS_ERRORS;
+        if (s->peers[p].state != PEER_LIVES) return error_of(s, p);
     return s->revoked ? SOCKETS_REVOKED : SOCKETS_OK;
 }
 
@@ -505,10 +490,6 @@ static void forget_joins(Peer *q, uint32_t epoch, int which) {
     }
 }
 
-static void add_member(Members *m, int colour, int size, int peer, int32_t its_colour, int32_t key) {
-    if (its_colour == colour && key >= 0 && key < size) m->peer[key] = peer;
-}
-
 static int join(CommTransport *transport, int colour, int key, int size, int *channel) {
     Sockets *s = (Sockets *)transport;
     int which = *channel = s->channel_count;
@@ -520,11 +501,10 @@ static int join(CommTransport *transport, int colour, int key, int size, int *ch
         if (error) return error;
         wire_move(s, LOOK_MS);
     }
-    Members *m = &s->channels[s->channel_count++];
-    m->peer = mem_alloc_array((size_t)size, sizeof *m->peer);
+    int *members = s->channels[s->channel_count++] = mem_alloc_array((size_t)size, sizeof *members);
     for (int p = 0; p < transport->size; p++) {
         const Frame *f = p == transport->rank ? &own : joined(s, p, which);
-        add_member(m, colour, size, p, f->channel, f->to);
+        if (f->channel == colour && f->to >= 0 && f->to < size) members[f->to] = p;
         if (p != transport->rank) forget_joins(&s->peers[p], s->epoch, which);
     }
     return TRANSPORT_OK;
@@ -560,7 +540,7 @@ static void drop_all_early(Sockets *s, Peer *q) {
 }
 
 static void forget_channels(Sockets *s) {
-    for (int i = 0; i < s->channel_count; i++) free(s->channels[i].peer);
+    for (int i = 0; i < s->channel_count; i++) free(s->channels[i]);
     s->channel_count = 0;
 }
 
@@ -581,6 +561,7 @@ static void free_peer(Sockets *s, Peer *q) {
     if (q->pulse >= 0) close(q->pulse);
     drop_all_early(s, q);
     free_early(s, q->early);
+    free(q->opinion);
     forget_joins(q, UINT32_MAX, 0);
     free(q->ahead);
 }
@@ -619,7 +600,7 @@ static int shrink(CommTransport *transport, int *old) {
     forget_posts(s);
     renumber(s, dead, old);
     free(dead);
-    sockets_find_places(s);
+    sockets_find_local(s);
     s->epoch++;
     s->revoked = false;
     s->trouble = SOCKETS_OK;

@@ -1,7 +1,7 @@
 /* Transport over sockets, for ranks that no MPI library joins: Unix sockets inside a machine, TCP between
  * machines. Each pair of ranks has a connection of its own, which fails by itself: the others hear of a
- * killed rank from its kernel, and of a lost machine or a cut cable after `silence_s`. So ranks can go on
- * without those that died (comm/repair.h), with no support by a launcher.
+ * killed rank from its kernel, and of a lost machine or a cut cable after some seconds (SOCKETS_SILENCE). So
+ * ranks can go on without those that died (comm/repair.h), with no support by a launcher.
  *
  * Elsewhere called: Gloo (PyTorch), btl tcp (Open MPI); the rendezvous: MASTER_ADDR, TCPStore (torchrun). */
 #ifndef WEFT_COMM_SOCKETS_H

@@ -1,3 +1,10 @@
+/* weft launch ----fork----> rank 0 .. N-1
+ *   |  sigtimedwait
+ *   +-- SIGCHLD: a rank has ended; the others go on, or are killed
+ *   +-- signals for the ranks
+ *
+ * Above it may be launch.c, for weft train -n: that one reads what is printed here, and decides what the
+ * run's end means. */
 #include "comm/sockets/spawn.h"
 
 #include <errno.h>
@@ -127,15 +134,15 @@ static void print_statuses(const Spawn *s) {
 }
 
 static ErrorCode judge(const Spawn *s, Error *err) {
+    char name[32];
     if (s->asked) return error_set(err, (ErrorCode)(128 + SIGQUIT), "the ranks were killed: SIGQUIT");
     for (int i = 0; i < s->terms->ranks && s->terms->tolerant; i++)
         if (!is_bad(s->status[i])) return OK;
     for (int i = 0; i < s->terms->ranks; i++) {
         int status = s->status[i];
         if (WIFSIGNALED(status))
-            return error_set(err, (ErrorCode)(128 + WTERMSIG(status)),
-                             "rank %d was killed by signal %d (SIG%s)", s->terms->first + i, WTERMSIG(status),
-                             sigabbrev_np(WTERMSIG(status)) ? sigabbrev_np(WTERMSIG(status)) : "?");
+            return error_set(err, (ErrorCode)(128 + WTERMSIG(status)), "rank %d was killed by %s",
+                             s->terms->first + i, launch_signal_name(WTERMSIG(status), name));
     }
     for (int i = 0; i < s->terms->ranks; i++) {
         if (!is_bad(s->status[i])) continue;

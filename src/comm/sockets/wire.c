@@ -8,9 +8,8 @@
  *  - The pulse, a second connection to a peer on another machine, ends with an error: nothing is ever sent on
  *    it but the kernels' keep-alive questions. The first one cannot tell: when the peer computes for long its
  *    buffers are full, and nothing moves although all is well.
- *  - An error over TCP: it may be that, or the machine is gone, or the cable between; the peer may think
- * the same
- *    of this rank. Which of the two goes on is settled by agreement.c. */
+ *  - An error over TCP: it may be that, or the machine is gone, or the cable between; the peer may think the
+ *    same of this rank. Which of the two goes on is settled by agreement.c. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,7 +90,7 @@ static void flush(Sockets *s, int p) {
         if (length < 0) {
             /* What it has sent before is to be read first. */
             q->mute = true;
-            q->silent = errno != EPIPE && q->host != s->peers[s->transport.rank].host;
+            q->silent = errno != EPIPE && !peer_is_near(s, p);
             break;
         }
         q->first->written += (size_t)length;
@@ -152,7 +151,7 @@ static bool receive(Sockets *s, int p, char *to, size_t most, size_t *came) {
     ssize_t length = recv(q->fd, to, most, MSG_DONTWAIT);
     if (length > 0) return *came = (size_t)length, true;
     if (length < 0 && is_full(errno)) return false;
-    wire_lose(s, p, q->silent || (length < 0 && q->host != s->peers[s->transport.rank].host));
+    wire_lose(s, p, q->silent || (length < 0 && !peer_is_near(s, p)));
     return false;
 }
 
