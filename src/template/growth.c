@@ -5,9 +5,9 @@
  * namespaces), and a rendering of more messages resumes from the last saved state.
  *
  *     open values    messages, slices of them after the first few, add_generation_prompt, loop.length and
- *                    similar ones; loop.last and loop.nextitem of the last item
- *     looked at      when an open value is used for anything but an existing item, [n:], `for`, `set`,
- *                    tests of its kind, default(x), and whether a list that has items has any
+ *                    similar ones; loop.last and loop.nextitem of the last item; loop as a whole
+ *     looked at      when an open value is used for anything but an existing item or member, [n:], `for`,
+ *                    `set`, tests of its kind, default(x), and whether what has items has any
  *
  *  G1. A state is saved only while no open value was looked at: it is the same for any greater or equal
  *      number of messages.

@@ -340,7 +340,7 @@ static ErrorCode indexed(Run *r, const Scope *s, const Node *n, Value *out) {
     TRY(evaluate(r, s, n->b, &at));
     TRY(need_defined(r, n->line, &of));
     *out = undefined("an item that is not there");
-    if (of.open != CLOSED && at.kind != VALUE_INT) r->looked_ahead = true;
+    if (of.open != CLOSED && of.kind != VALUE_DICT && at.kind != VALUE_INT) r->looked_ahead = true;
     if (at.kind == VALUE_STRING) {
         *out = value_attribute(&of, at.bytes, at.size);
         return OK;
@@ -440,7 +440,8 @@ static bool is_method_name(const Value *of, const char *name) {
 
 static ErrorCode member(Run *r, const Scope *s, const Node *n, Value *out) {
     Value of;
-    TRY(evaluate(r, s, n->a, &of));
+    TRY(evaluate_open(r, s, n->a, &of));
+    r->looked_ahead |= of.open != CLOSED && of.kind != VALUE_DICT;
     TRY(need_defined(r, n->line, &of));
     if (is_method_name(&of, n->name)) {
         *out = (Value){.kind = VALUE_MACRO};
@@ -641,11 +642,12 @@ static ErrorCode evaluate(Run *r, const Scope *s, const Node *n, Value *out) {
     return OK;
 }
 
-/* Whether it is true. A list that has items stays true, however many follow. */
+/* Whether it is true. What has items stays true, however many follow. */
 static ErrorCode evaluate_truth(Run *r, const Scope *s, const Node *n, Value *out, bool *truth) {
     TRY(evaluate_open(r, s, n, out));
     *truth = value_truth(out);
-    r->looked_ahead |= out->open != CLOSED && !(out->kind == VALUE_LIST && *truth);
+    r->looked_ahead |=
+        out->open != CLOSED && !(*truth && (out->kind == VALUE_LIST || out->kind == VALUE_DICT));
     return OK;
 }
 
@@ -693,7 +695,8 @@ static ErrorCode select_items(Run *r, const Scope *s, const Node *n, const Value
     return OK;
 }
 
-/* The members of `loop`. In a growing loop, those that an additional item would change are open. */
+/* The members of `loop`. In a growing loop, it is open as a whole, and so are the members that an additional
+ * item would change. */
 static Value loop_of(Run *r, const Value *items, size_t i, size_t count, bool grows) {
     Value *m = arena_take(&r->arena, 18 * sizeof *m);
     int64_t at = (int64_t)i, all = (int64_t)count;
@@ -715,7 +718,7 @@ static Value loop_of(Run *r, const Value *items, size_t i, size_t count, bool gr
         m[2 * k + 1] = members[k].value;
         m[2 * k + 1].open = grows && open[k] ? OPEN : CLOSED;
     }
-    return (Value){.kind = VALUE_DICT, .items = m, .size = 9};
+    return (Value){.kind = VALUE_DICT, .items = m, .size = 9, .open = grows ? OPEN : CLOSED};
 }
 
 /* Runs the items from `from` on. A growth saves the state before each, and before a possible one after the
@@ -763,7 +766,8 @@ ErrorCode run_on(Run *r, const Node *n, const Value *over, size_t from) {
 static ErrorCode assign_name(Run *r, Scope *s, const Node *n) {
     Value v, space;
     TRY(evaluate_open(r, s, n->a, &v));
-    r->looked_ahead |= v.open == OPEN && v.kind != VALUE_LIST;
+    /* Saved states keep lists up to date, and namespaces outlive an iteration's `loop`. */
+    r->looked_ahead |= v.open == OPEN && v.kind != VALUE_LIST && (v.kind != VALUE_DICT || n->member);
     if (!n->member) {
         namespace_set(&r->arena, &s->names, n->name, &v);
         return OK;

@@ -298,7 +298,10 @@ static void test_growth(void **state) {
         "m.role }}{% "
         "endfor %}",
         ("{% for m in messages %}{% if m.role == 'tool' %}{% break %}{% endif %}{{ m.role }}{% endfor %}{{ "
-         "messages|length }}{% for m in messages %}{{ m.content }}{% endfor %}")};
+         "messages|length }}{% for m in messages %}{{ m.content }}{% endfor %}"),
+        "{% for m in messages %}{% set outer = loop %}{% for x in [1, 2] %}{{ outer['index'] }}{{ "
+        "outer.first "
+        "}}{% endfor %}{% endfor %}"};
     /* These start over, since they look at the end before they reach it. */
     static const char *const anew[] = {
         "{{ messages|length }}{% for m in messages %}{{ m.role }}{% endfor %}",
@@ -310,7 +313,10 @@ static void test_growth(void **state) {
         "endfor %}",
         "{% if true %}{% for m in messages %}{{ m.role }}{% endfor %}{% endif %}",
         "{% for m in messages if m.role != 'tool' %}{{ m.role }}{{ loop.last }}{% endfor %}",
-        "{% set list = [messages] %}{% for m in messages %}{{ list[0]|length }}{% endfor %}"};
+        "{% set list = [messages] %}{% for m in messages %}{{ list[0]|length }}{% endfor %}",
+        "{% for m in messages %}{% for name, v in loop|items %}{{ name }}{{ v }}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(of=none) %}{% for m in messages %}{% if ns.of %}{{ ns.of.length }}{% endif "
+        "%}{% set ns.of = loop %}{% endfor %}"};
     for (size_t i = 0; i < sizeof goes_on / sizeof *goes_on; i++)
         if (check_growth(goes_on[i]) == 0 && i != 6) fail_msg("%s: begins again", goes_on[i]);
     for (size_t i = 0; i < sizeof anew / sizeof *anew; i++)
