@@ -113,12 +113,22 @@ static void begin_own(Trainer *t) {
     memset(prints_of(t, PRINT_OWN), 0, engine_prints(t->engine) * sizeof(uint64_t));
 }
 
+/* A fault that cannot be found is announced, so that nobody takes it for one that was overlooked. */
+static void announce_miss(const Trainer *t, const StepOptions *options) {
+    int compared = t->replays.step.microbatch;
+    if (options->poison == POISON_NONE || options->poison_microbatch == compared) return;
+    log_warn("step %lld: check.replay_every compares microbatch %d, and the injected fault is in microbatch "
+             "%d: it is not found",
+             (long long)t->state.step + 1, compared, options->poison_microbatch);
+}
+
 ErrorCode replay_begin(Trainer *t, StepOptions *options, Error *err) {
     ReplayCheck *r = &t->replays;
     r->step = (StepReplay){.microbatch = choose_microbatch(t),
                            .owners = r->owners,
                            .other = prints_of(t, PRINT_OTHER),
                            .own = prints_of(t, PRINT_OWN)};
+    announce_miss(t, options);
     TRY(compute(t, computers(t) > 1, PRINT_OTHER, err));
     begin_own(t);
     r->made += comm_size(t->comm);

@@ -22,8 +22,10 @@ experts=(model.family=qwen3_moe model.head_dim=8 model.num_experts=4 model.num_e
 
 # run NAME WORD...: sets status; the run's messages are in NAME.err. weights NAME: the digest.
 run() {
+    local sockets=()
+    [ "$(ranks_in "$@")" -eq 1 ] || [ -n "$over_mpi" ] || sockets=(comm.transport=sockets) # start sooner
     status=0
-    timeout -k 5 1500 "$weft" train run.yaml "run.dir=$1" "${@:2}" >"$1.out" 2>"$1.err" </dev/null || status=$?
+    timeout -k 5 1500 "$weft" train run.yaml "run.dir=$1" "${sockets[@]}" "${@:2}" >"$1.out" 2>"$1.err" </dev/null || status=$?
 }
 weights() { "$weft" inspect --digest "$1" 2>&1; }
 
@@ -58,6 +60,23 @@ flips() {
     [ "$harmed" -gt 0 ] || fail "$name: no flip changes anything"
 }
 
+# drawn NAME WORD...: where the compared microbatch is drawn, exactly one of the step's three is, and of a flip in another one the run says
+# that it is not found.
+drawn() {
+    local name=$1 m status found="" missed=""
+    for m in 0 1 2; do
+        run "$name-$m" -n 2 train.steps=3 "${@:2}" check.replay_every=3 --inject "bitflip:rank=0,step=3,what=gradients,microbatch=$m"
+        [ "$status" -eq 0 ] || fail "$name, microbatch $m: exit status $status: $(tail -3 "$name-$m.err")"
+        if grep -q "step 3: microbatch $m was computed again and differs in bits, .*rank 0 on host $(hostname) was wrong" "$name-$m.err"; then
+            found+=$m
+        else
+            missed+=$(sed -n "s/.*step 3: check.replay_every compares microbatch \([0-2]\), and the injected fault is in microbatch $m: it is not found/\1/p" \
+                "$name-$m.err")
+        fi
+    done
+    [ "$missed" = "$found$found" ] && [ ${#found} -eq 1 ] || fail "$name: found in microbatch '$found', announced as compared: '$missed'"
+}
+
 # persists NAME RANKS CULPRIT WORDS WORD...: rank CULPRIT of RANKS replicas has another weight from step 2 on.
 persists() {
     local name=$1 ranks=$2 words=$4 seed status found=0
@@ -82,6 +101,8 @@ done
 meanwhile 1 flips one-gradients 1 0 gradients
 meanwhile 2 flips dp-activations 2 1 activations mesh.dp_replicate=2
 meanwhile 2 flips dp-gradients 2 0 gradients mesh.dp_shard=2
+meanwhile 2 drawn drawn-exact mesh.dp_shard=2 numerics.mode=exact
+meanwhile 2 drawn drawn-slots mesh.dp_replicate=2 train.gradient_sync=microbatch
 meanwhile 4 flips tp-activations 4 1 activations mesh.dp_replicate=2 mesh.tp=2
 meanwhile 3 persists three 3 1 'rank 1 on host .* was wrong each time' mesh.dp_replicate=3
 meanwhile 2 persists two 2 1 'rank 1 on host .* or rank 0 on host .* is wrong each time' mesh.dp_replicate=2
