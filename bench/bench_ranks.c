@@ -101,7 +101,7 @@ static void open_bench(Bench *b) {
          &err);
     b->config.model.shape = workload_model(o->size, b->config.train.context);
     if (o->layers > 0) b->config.model.shape.num_hidden_layers = o->layers;
-    must(b, setup_device(&b->config, b->comm, &b->device, &err), &err);
+    must(b, setup_device(&b->config, b->comm, 0, &b->device, &err), &err);
     must(b, layout_build(&b->layout, &b->config, comm_size(b->comm), &err), &err);
     must(b, setup_communication(&b->config, b->comm, &b->layout.mesh, &b->device, &err), &err);
 }

@@ -264,7 +264,7 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
     ErrorCode code = read_model(m, here, args, shape, ranks, &spec, err);
     free(here);
     TOGETHER(m, code);
-    TOGETHER(m, setup_device(&m->config, m->comm, &m->device, err));
+    TOGETHER(m, setup_device(&m->config, m->comm, 0, &m->device, err));
     TRY(agree_on_compute(m->comm, &m->config, &m->set, &m->device, err));
     TRY(agree_on_model(m, err));
     TOGETHER(m, plan_model(m, &spec, err));

@@ -383,7 +383,7 @@ static ErrorCode plan(const Arguments *args, Request *q, Config *c, OptionSet *s
 static ErrorCode take_device(const Request *q, const Config *c, OptionSet *set, Device *d, Error *err) {
     static const char gpu[] = "cuda";
     if (q->speed.hardware) TRY(options_derive(set, "run.device", gpu, "--hardware", err));
-    ErrorCode code = q->speed.hardware ? ERR_UNAVAILABLE : setup_device(c, NULL, d, err);
+    ErrorCode code = q->speed.hardware ? ERR_UNAVAILABLE : setup_device(c, NULL, 0, d, err);
     if (code != ERR_UNAVAILABLE || strcmp(device_kind(c->run.device), gpu) != 0) return code;
     device_describe(d, gpu, q->speed.hardware ? q->hardware.name : "a GPU", (int)c->run.threads);
     d->memory = (uint64_t)(q->speed.hardware ? q->hardware.memory.gib * GIB : 0);

@@ -20,6 +20,7 @@
 #include "checkpoint/find.h"
 #include "comm/comm.h"
 #include "comm/launch.h"
+#include "comm/repair.h"
 #include "train/agree.h"
 #include "train/lock.h"
 #include "train/resize.h"
@@ -95,6 +96,7 @@ static ErrorCode train(const Arguments *args, Error *err) {
     /* Only the shutdown is left, which can no longer be stopped. */
     trainer_ignore_signals();
     if (code != OK) comm_report(comm, err);
+    comm_dismiss(comm, code);
     comm_close(comm);
     return code;
 }
@@ -143,9 +145,9 @@ static ErrorCode check(const Arguments *args, int64_t ranks, LaunchTerms *terms,
     ErrorCode code = load(args, &c, &set, err);
     if (code == OK) code = mesh_build(&mesh, &c.mesh, (int)ranks, err);
     if (code == OK) setup_before_ranks(&c, (int)ranks);
-    if (code == OK)
-        code = inject_parse(&inject, arguments_flag(args, "--inject"), (int)ranks, c.train.steps, err);
-    *terms = (LaunchTerms){(int)ranks, c.comm.watchdog_s, c.comm.transport == TRANSPORT_SOCKETS,
+    int all = (int)ranks + (code == OK ? (int)c.recovery.spares : 0);
+    if (code == OK) code = inject_parse(&inject, arguments_flag(args, "--inject"), all, c.train.steps, err);
+    *terms = (LaunchTerms){all, c.comm.watchdog_s, c.comm.transport == TRANSPORT_SOCKETS,
                            c.recovery.mode == RECOVERY_IN_PLACE};
     inject_free(&inject);
     options_free(&set);
@@ -159,7 +161,7 @@ static ErrorCode train_ranks(const Arguments *args, Error *err) {
     TRY(arguments_int(args, "--ranks", 1, 4096, &ranks, err));
     TRY(check(args, ranks, &terms, err));
     /* One rank needs no launcher. */
-    if (ranks == 1) return train(args, err);
+    if (terms.ranks == 1) return train(args, err);
     char **words = arguments_words(args, "--ranks", NULL);
     ErrorCode code = launch_ranks(&terms, words, err);
     arguments_free_words(words);

@@ -137,6 +137,9 @@ static ErrorCode open_parts(Comm *c, CommTransport *transport, Error *err) {
         c->local_rank = transport->local_rank, c->local_size = transport->local_size,
         c->local_cores = transport->local_cores;
     }
+    c->all = c->size;
+    c->order = mem_alloc_array((size_t)c->all, sizeof *c->order);
+    for (int p = 0; p < c->all; p++) c->order[p] = p;
     transfer_setup(c);
     c->lowest_failed = c->size;
     c->speaker = -1;
@@ -243,6 +246,7 @@ void comm_close(Comm *c) {
     free(c->heard);
     free(c->lines);
     free(c->old_ranks);
+    free(c->order);
     hung_free(c);
     device_close(&c->own);
     pthread_mutex_destroy(&c->mutex);

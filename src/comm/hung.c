@@ -62,8 +62,11 @@ void hung_free(Comm *c) {
     free(c->numbers);
 }
 
-void hung_renumber(Comm *c) {
-    for (int p = 0; p < c->size; p++) c->numbers[p] = c->numbers[c->old_ranks[p]];
+void hung_renumber(Comm *c, const int *before) {
+    int *was = mem_alloc_array((size_t)c->first_size, sizeof *was);
+    memcpy(was, c->numbers, (size_t)c->first_size * sizeof *was);
+    for (int p = 0; p < c->all; p++) c->numbers[p] = was[before[p]];
+    free(was);
 }
 
 static bool are_together(const RankProcess *a, const RankProcess *b) {
@@ -74,6 +77,13 @@ static const RankProcess *process_of(const Comm *c, int rank) { return &c->proce
 
 static bool is_here(const Comm *c, const RankProcess *p) {
     return are_together(p, process_of(c, c->rank)) && p != process_of(c, c->rank);
+}
+
+int comm_local_from(const Comm *c, int first) {
+    int count = 0;
+    for (int p = first; c->processes && p < c->all; p++)
+        count += are_together(process_of(c, p), process_of(c, c->rank));
+    return count;
 }
 
 /* 't': by a debugger. */

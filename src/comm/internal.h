@@ -166,14 +166,17 @@ typedef struct RankProcess {
 struct Comm {
     int rank, size, local_rank, local_size, local_cores;
     bool joined; /* there is a transport */
+    /* Ranks and those set aside (comm_set_aside), which are numbered from `size` on: `all` of them, and what
+     * the transport calls each. */
+    int all, *order;
     bool repairable;
     int epoch;      /* repairs so far */
-    int *old_ranks; /* [size] before the last one, or NULL */
+    int *old_ranks; /* [all] before the last one, or NULL */
     /* hung.c, where repairs are allowed. Ranks are numbered as they were before the first repair. */
     atomic_bool ends_hung;      /* ranks that hang are killed, and the others go on */
     int first_size;             /* ranks at first */
     RankProcess *processes;     /* [first_size], written once */
-    int *numbers;               /* [size] of each rank of now */
+    int *numbers;               /* [all] of each rank of now */
     pthread_mutex_t hung_mutex; /* guards the next two, for a watchdog that cannot have `mutex` */
     bool *condemned;            /* [first_size] ranks that were to be killed */
     CommHung hung;              /* what was found since the last comm_take_hung */
@@ -347,7 +350,7 @@ bool rank_process_kill(const RankProcess *process);  /* false: it is gone, or is
 /* hung.c */
 ErrorCode hung_setup(Comm *c, Error *err); /* collective, once, when repairs have been allowed */
 void hung_free(Comm *c);
-void hung_renumber(Comm *c); /* after a repair; old_ranks are those before it */
+void hung_renumber(Comm *c, const int *before); /* [all] */
 /* A question has shown that ranks hang (c->heard), and the mutex is held. True: the others are to go on
  * without them. False: the run must end. */
 bool hung_condemn(Comm *c);

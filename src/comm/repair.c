@@ -18,6 +18,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "comm/internal.h"
@@ -83,11 +84,29 @@ static void forget(Comm *c) {
     atomic_store(&c->broken_at, 0);
 }
 
-static void take_places(Comm *c) {
+/* size: how many of all are not set aside. */
+static void take_places(Comm *c, int size) {
     const CommTransport *t = c->transport;
-    c->rank = t->rank, c->size = t->size;
+    c->size = size;
+    for (int p = 0; p < c->all; p++)
+        if (c->order[p] == t->rank) c->rank = p;
     c->local_rank = t->local_rank, c->local_size = t->local_size, c->local_cores = t->local_cores;
     c->lowest_failed = c->size;
+}
+
+/* Whom the transport numbers anew keep their order here. old: the transport's numbers before; before: as in
+ * repair_round. */
+static void renumber(Comm *c, const int *old, int *before) {
+    int *now = mem_alloc_array((size_t)c->all, sizeof *now), count = 0;
+    for (int p = 0; p < c->all; p++) now[p] = -1;
+    for (int p = 0; p < c->transport->size; p++) now[old[p]] = p;
+    for (int p = 0; p < c->all; p++) {
+        if (now[c->order[p]] < 0) continue;
+        before[count] = before[p];
+        c->order[count++] = now[c->order[p]];
+    }
+    c->all = count;
+    free(now);
 }
 
 /* All living ranks take part in the same agreements, in the same order: in each comm_commit, and in one
@@ -100,30 +119,32 @@ static bool agree(Comm *c, bool well) {
     return all;
 }
 
+static void refuse(Comm *c) {
+    c->refused = true;
+    comm_break(c);
+    comm_keep_failure(c, ERR_PEER, "rank %d: another rank died, or began a repair", c->rank);
+}
+
 ErrorCode comm_commit(Comm *c, Error *err) {
     comm_lock(c);
-    if (c->repairable && c->failure.code == OK && !agree(c, true)) {
-        c->refused = true;
-        comm_break(c);
-        comm_keep_failure(c, ERR_PEER, "rank %d: another rank died, or began a repair", c->rank);
-    }
+    if (c->repairable && c->failure.code == OK && !agree(c, true)) refuse(c);
     ErrorCode code = c->repairable ? comm_refused(c, err) : OK;
     comm_unlock(c);
     return code;
 }
 
-/* before: [ranks of now], their numbers before the repair; in its rounds more of them go. */
+/* before: [all of now], their numbers before the repair; in its rounds more of them go. */
 static bool repair_round(Comm *c, int *before) {
     const TransportKind *kind = c->transport->kind;
-    int *old = mem_alloc_array((size_t)c->size, sizeof *old);
-    for (int p = 0; p < c->size; p++) old[p] = p;
+    int *old = mem_alloc_array((size_t)c->all, sizeof *old);
+    for (int p = 0; p < c->all; p++) old[p] = p;
     kind->revoke(c->transport);
     drain(c);
     bool made = kind->shrink(c->transport, old) == TRANSPORT_OK;
-    for (int p = 0; p < c->transport->size; p++) before[p] = before[old[p]];
+    renumber(c, old, before);
     if (made) {
         forget(c);
-        take_places(c);
+        take_places(c, c->all);
         made = comm_make_channels(c, NULL) == OK;
     }
     free(old);
@@ -131,7 +152,7 @@ static bool repair_round(Comm *c, int *before) {
 }
 
 static ErrorCode repair(Comm *c, CommRepair *out, Error *err) {
-    int size = c->size;
+    int size = c->all;
     free(c->old_ranks);
     c->old_ranks = mem_alloc_array((size_t)size, sizeof *c->old_ranks);
     for (int p = 0; p < size; p++) c->old_ranks[p] = p;
@@ -139,7 +160,7 @@ static ErrorCode repair(Comm *c, CommRepair *out, Error *err) {
     c->refused = false;
     for (int round = 0; round < ROUNDS_MAX; round++) {
         if (!repair_round(c, c->old_ranks)) continue;
-        hung_renumber(c);
+        hung_renumber(c, c->old_ranks);
         *out = (CommRepair){++c->epoch, c->size, size - c->size, c->old_ranks};
         return OK;
     }
@@ -157,4 +178,58 @@ ErrorCode comm_repair(Comm *c, CommRepair *out, Error *err) {
     comm_blocked(c, NULL);
     comm_unlock(c);
     return code;
+}
+
+/* ---- ranks set aside ---- */
+
+bool comm_can_set_aside(const Comm *c) { return c->repairable && c->transport->kind->set_aside; }
+
+static void tell_transport(Comm *c, int size) {
+    bool *aside = mem_alloc_array((size_t)c->all, sizeof *aside);
+    for (int p = size; p < c->all; p++) aside[c->order[p]] = true;
+    c->transport->kind->set_aside(c->transport, aside);
+    free(aside);
+}
+
+/* Nothing is under way but the standing receive of control messages. */
+ErrorCode comm_set_aside(Comm *c, const int *order, int size, Error *err) {
+    CHECK(comm_can_set_aside(c) && !c->has_mesh && size > 0 && size <= c->all);
+    int *was = mem_alloc_array((size_t)c->all, sizeof *was);
+    comm_lock(c);
+    memcpy(was, c->order, (size_t)c->all * sizeof *was);
+    for (int p = 0; p < c->all; p++) c->order[p] = was[order[p]];
+    hung_renumber(c, order);
+    transfer_drop_all(c);
+    c->listening = false;
+    tell_transport(c, size);
+    take_places(c, size);
+    comm_blocked(c, "making groups");
+    if (!comm_is_aside(c) && c->failure.code == OK) comm_make_channels(c, NULL);
+    comm_blocked(c, NULL);
+    ErrorCode code = comm_refused(c, err);
+    comm_unlock(c);
+    free(was);
+    return code;
+}
+
+bool comm_is_aside(const Comm *c) { return c->rank >= c->size; }
+int comm_count_aside(const Comm *c) { return c->all - c->size; }
+
+/* The watchdog does not count this as a wait: it may last for as long as the run does. */
+ErrorCode comm_stand_by(Comm *c, Error *err) {
+    CHECK(comm_is_aside(c));
+    comm_lock(c);
+    while (c->failure.code == OK)
+        if (!c->transport->kind->agree(c->transport, true)) refuse(c);
+    ErrorCode code = comm_refused(c, err);
+    comm_unlock(c);
+    return code;
+}
+
+void comm_dismiss(Comm *c, ErrorCode code) {
+    if (c->all == c->size || comm_is_aside(c)) return;
+    comm_barrier(c, NULL); /* nobody needs them any more */
+    comm_lock(c);
+    for (int p = c->size; p < c->all; p++) c->transport->kind->dismiss(c->transport, c->order[p], (int)code);
+    comm_unlock(c);
 }

@@ -69,6 +69,31 @@ ErrorCode comm_commit(Comm *c, Error *err);
  * dying, or with another code if this rank has failed by itself. */
 ErrorCode comm_repair(Comm *c, CommRepair *out, Error *err);
 
+/* ---- ranks set aside: spares ----
+ *
+ *     comm_set_aside(c, order, size, &err);     all ranks, after comm_open or comm_repair
+ *     if (comm_is_aside(c)) comm_stand_by(c, &err);          until ranks die; then comm_repair
+ *
+ * A rank set aside takes part in agreements and repairs, and in nothing else: comm_size is without it. The
+ * next repair gives a Comm of all that live, those set aside behind the others. */
+
+/* Where repairs are allowed: whether the transport can do it. Sockets can. */
+bool comm_can_set_aside(const Comm *c);
+
+/* All ranks, with the same arguments, when nothing is under way and there is no mesh; right after a
+ * comm_commit, so that none of them has given up before. order: a permutation of all ranks. order[i] becomes
+ * rank i; those from `size` on are set aside. They are renumbered so even if it fails, with ERR_PEER. */
+ErrorCode comm_set_aside(Comm *c, const int *order /* [ranks] */, int size, Error *err);
+bool comm_is_aside(const Comm *c);
+int comm_count_aside(const Comm *c);
+/* Of a rank set aside: waits until another rank dies or begins a repair, then fails with ERR_PEER. */
+ErrorCode comm_stand_by(Comm *c, Error *err);
+/* All ranks but those set aside, before comm_close: the processes of the latter end with this status. */
+void comm_dismiss(Comm *c, ErrorCode code);
+
+/* Ranks of this machine from number `first` on, after comm_allow_repair. */
+int comm_local_from(const Comm *c, int first);
+
 /* ---- ranks that hang ---- */
 
 /* From now on a rank that hangs is killed where the watchdog would have ended all ranks because of it, and

@@ -74,6 +74,13 @@ typedef struct TransportKind {
     /* Collective over the ranks that live. Whether all are well and none has died since shrink: the same
      * answer for all. */
     bool (*agree)(CommTransport *transport, bool well);
+    /* The next two: NULL if the transport cannot do it. */
+    /* Until the next shrink these ranks join no channel and are not waited for there; they take part in agree
+     * and shrink alone. local_rank, local_size and local_cores are without them. Collective over all ranks,
+     * which have nothing under way; open posts are abandoned. */
+    void (*set_aside)(CommTransport *transport, const bool *aside /* [size] */);
+    /* Ends the process of another rank, with this status. */
+    void (*dismiss)(CommTransport *transport, int rank, int status);
 } TransportKind;
 
 struct CommTransport {

@@ -381,11 +381,15 @@ static ErrorCode check_partner_copy(const Config *c, const OptionSet *set, Error
 static ErrorCode check_recovery(const Config *c, const OptionSet *set, Error *err) {
     const char *key = "recovery.mode";
     TRY(check_partner_copy(c, set, err));
+    if (c->recovery.spares > 0 && c->recovery.mode != RECOVERY_IN_PLACE)
+        return options_fail(set, "recovery.spares", err,
+                            "with recovery.mode: restart nobody takes the place of a dead rank: set "
+                            "recovery.mode=in_place, or leave this out");
     if (c->recovery.mode != RECOVERY_IN_PLACE) return OK;
-    if (c->numerics.mode != NUMERICS_EXACT)
+    if (c->numerics.mode != NUMERICS_EXACT && c->recovery.spares == 0)
         return options_fail(set, key, err,
                             "in_place changes how many ranks sum the gradients, which only exact sums do not "
-                            "show: set numerics.mode=exact");
+                            "show: set numerics.mode=exact, or give the mesh spares (recovery.spares)");
     if (c->run.receipts)
         return options_fail(set, key, err,
                             "in_place does not go with run.receipts: a dead rank takes the hashes of its "

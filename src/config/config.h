@@ -98,6 +98,7 @@ typedef struct RestartOptions {
 typedef struct RecoveryOptions {
     int mode; /* RecoveryMode */
     bool partner_copy;
+    int64_t spares; /* ranks beyond those of the mesh */
 } RecoveryOptions;
 
 typedef struct Config {

@@ -39,6 +39,15 @@ static void describe_adapters(const RankPlan *p, Text *out) {
                 (long long)p->model.config.adapter_rank, matrices / 2, p->model.config.adapter_scale);
 }
 
+static void describe_spares(const Config *c, Text *out) {
+    long long spares = (long long)c->recovery.spares;
+    if (spares > 0)
+        text_printf(
+            out, "spares  %lld rank%s more wait%s, and take%s the place of %s that die%s (recovery.spares)\n",
+            spares, spares == 1 ? "" : "s", spares == 1 ? "s" : "", spares == 1 ? "s" : "",
+            spares == 1 ? "one" : "those", spares == 1 ? "s" : "");
+}
+
 /* FLOPs are those of the model in training, forward and backward, without recomputation. Tokens are those of
  * the full step, over all data-parallel ranks; microbatches are those of one such rank. */
 void describe_work(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
@@ -77,6 +86,7 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
     else
         text_printf(out, "device  %s, as stated: not this machine\n", d->processor);
     layout_describe(l, c, out);
+    describe_spares(c, out);
     param_groups_print(&p->groups, &p->model.table, false, out);
 }
 

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "checkpoint/fetch.h"
 #include "checkpoint/find.h"
+#include "comm/repair.h"
 #include "forecast/describe.h"
 #include "forecast/machine.h"
 #include "model/families/family.h"
@@ -180,14 +181,19 @@ static ErrorCode agree_on_threads(Trainer *t, Error *err) {
 
 /* Nothing between layout and plan may be decided differently on another rank: everything follows from the
  * agreed configuration. */
-static ErrorCode plan_rank(Trainer *t, Error *err) {
-    TRY(layout_build(&t->layout, t->c, comm_size(t->comm), err));
+static ErrorCode plan_rank(Trainer *t, int ranks, int rank, Error *err) {
+    TRY(layout_build(&t->layout, t->c, ranks, err));
     RankSpec spec = rank_spec(t->c, &t->layout, &t->device);
-    return rank_plan(&t->rank, &spec, &t->layout, comm_rank(t->comm), &t->device, err);
+    return rank_plan(&t->rank, &spec, &t->layout, rank, &t->device, err);
 }
 
+/* Ranks of the mesh, until the spares are set aside. */
+static int mesh_ranks(const Trainer *t) { return comm_size(t->comm) - t->recovery.spares; }
+static bool is_spare(const Trainer *t) { return comm_rank(t->comm) >= mesh_ranks(t); }
+
 static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
-    TRY(plan_rank(t, err));
+    /* A spare settles what the others do. */
+    TRY(plan_rank(t, mesh_ranks(t), is_spare(t) ? 0 : comm_rank(t->comm), err));
     TRY(setup_loss_rows(t->c, set, t->rank.model.loss_rows, err));
     if (!t->is_rank0) return OK;
     Text out = {0};
@@ -377,14 +383,17 @@ static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
     setup_sums(t->c, &t->layout, t->facts.sums, sizeof t->facts.sums);
     TOGETHER(t, know_base(t, err));
     TOGETHER(t, compare_with_found(t, set, err));
-    TRY(make_engine(t, NULL, err));
     if (t->c->metrics.probe > 0)
         t->probe = mem_alloc_array((size_t)t->rank.model.table.units, sizeof *t->probe);
     t->device.profiling = t->c->metrics.profile;
-    if (t->device.separate_memory)
-        t->window.device_taken = engine_bytes(t->engine), t->window.device_memory = t->device.memory;
     t->flops_per_token =
         adapters_flops_per_token(&t->c->model.shape, &t->rank.model.table, t->c->train.context);
+    if (t->recovery.spares > 0) TRY(agree_on_copies(t, err)); /* any of them may get copies */
+    TRY(recovery_begin(t, err));
+    if (comm_is_aside(t->comm)) return OK;
+    TRY(make_engine(t, NULL, err));
+    if (t->device.separate_memory)
+        t->window.device_taken = engine_bytes(t->engine), t->window.device_memory = t->device.memory;
     run_enter(t, PHASE_MEASURING);
     return measure_peak(t, err);
 }
@@ -450,7 +459,7 @@ static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     TOGETHER(t, setup_keep_balance(t->c, set, before, found_balance(t), err));
     TRY(agree_on_compute(t->comm, t->c, set, &t->device, err));
     TRY(agree_on_threads(t, err));
-    TOGETHER(t, setup_settle(t->c, set, comm_size(t->comm), before, fit_limit(t->c), err));
+    TOGETHER(t, setup_settle(t->c, set, mesh_ranks(t), before, fit_limit(t->c), err));
     TRY(agree_kernels(t->comm, &t->device, &kernels, err));
     snprintf(t->facts.kernels, sizeof t->facts.kernels, "%s", kernels);
     free(kernels);
@@ -581,7 +590,7 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     /* Report what is wrong, and what this machine cannot run, before anything is created. */
     TOGETHER(t, setup_check(t->c, err));
     TRY(recovery_open(t, err));
-    TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
+    TOGETHER(t, setup_device(t->c, t->comm, comm_local_from(t->comm, mesh_ranks(t)), &t->device, err));
     TOGETHER(t, refuse_notice(t, err));
     gpu_memory_open(&t->gpu_memory, t->comm, &t->device);
     TOGETHER(t, open_directory(t, err));
@@ -601,9 +610,13 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     TOGETHER(t, settle_data(t, err));
     TRY(resolve(t, set, err));
     TRY(open_engine(t, set, err));
+    if (comm_is_aside(t->comm)) {
+        state_close(&t->found);
+        return OK;
+    }
     run_enter(t, PHASE_LOADING);
     TRY(begin_or_resume(t, set, err));
-    TRY(partner_fill(t, err));
+    TRY(shards_fill_copies(t, err));
     run_enter(t, PHASE_RECORDS);
     TOGETHER(t, t->is_rank0 ? write_config(t, set, err) : OK);
     return open_records(t, set, err);
@@ -638,7 +651,7 @@ ErrorCode run_begin_again(Trainer *t, OptionSet *set, Error *err) {
     if (t->is_rank0) log_set_level(t->asked);
     TOGETHER(t, t->is_rank0 ? inherit_lock(t, err) : OK);
     TRY(look_for_directory(t, err));
-    TOGETHER(t, plan_rank(t, err));
+    TOGETHER(t, plan_rank(t, comm_size(t->comm), comm_rank(t->comm), err));
     TRY(make_engine(t, t->recovery.state, err));
     engine_refresh(t->engine); /* weights may have come from other ranks */
     run_enter(t, PHASE_LOADING);

@@ -233,4 +233,9 @@ const Option check_options[] = {
         "recovery.partner_copy", recovery.partner_copy, "false", NOTHING,
         "With recovery.mode: in_place and mesh.dp_replicate 1: keep a copy of each rank's master weights and "
         "optimizer states in the memory of another rank, from which the others restore them when it dies."),
+    /* Who waits computes nothing. */
+    INT("recovery.spares", recovery.spares, "0", 0, 4096, NOTHING,
+        "With recovery.mode: in_place: so many ranks more than the mesh needs are started, and wait. When a "
+        "rank dies, one of them takes its place in the same mesh. -n is without them, --of of weft launch "
+        "with them; ranks over sockets only."),
     TABLE_END};

@@ -146,17 +146,21 @@ static ErrorCode open_journal(Trainer *t, Error *err) {
     const InputsFrom from = {t->file, t->c, t->data, step, t->init};
     TRY(inputs_record(&from, &t->journal, err));
     const MemoryPlan *memory = rank_memory(&t->rank);
-    const JournalFact facts[] = {
-        {"parameters", (double)model_parameter_count(&t->c->model.shape)},
-        {"tokens_per_step", (double)t->c->train.tokens_per_step},
-        {"total_steps", (double)t->c->train.steps},
-        {"flops_per_token", t->flops_per_token},
-        {"peak_flops", t->peak_flops},
-        {"ranks", comm_size(t->comm)},
-        {"threads", t->device.threads},
-        {"planned_bytes", (double)memory_plan_total(memory)},
-        {t->device.separate_memory ? "planned_host_bytes" : NULL, (double)memory_plan_host(memory)},
-        {NULL, 0}};
+    bool has_host =
+        t->device.separate_memory; /* then there are no spares: recovery.mode in_place is refused */
+    const JournalFact facts[] = {{"parameters", (double)model_parameter_count(&t->c->model.shape)},
+                                 {"tokens_per_step", (double)t->c->train.tokens_per_step},
+                                 {"total_steps", (double)t->c->train.steps},
+                                 {"flops_per_token", t->flops_per_token},
+                                 {"peak_flops", t->peak_flops},
+                                 {"ranks", comm_size(t->comm)},
+                                 {"threads", t->device.threads},
+                                 {"planned_bytes", (double)memory_plan_total(memory)},
+                                 {has_host                 ? "planned_host_bytes"
+                                  : t->recovery.spares > 0 ? "spares"
+                                                           : NULL,
+                                  has_host ? (double)memory_plan_host(memory) : t->recovery.spares},
+                                 {NULL, 0}};
     TRY(journal_add(&t->journal, step ? JOURNAL_RESUMED : JOURNAL_STARTED, step, t->device.processor, facts,
                     err));
     TRY(record_gpu_memory(t, err));

@@ -83,14 +83,16 @@ typedef struct Recovery {
     bool refused;           /* all ranks know that the run cannot go on without those that died */
     int count;              /* recoveries so far */
     int own;                /* number of this rank when the run began, which injected faults go by */
-    Mesh mesh;              /* when the run began, or shards were last redistributed (partner copies), ... */
-    int *numbers;           /* [ranks] and which of its ranks each one of now was */
-    int *names;             /* [ranks of mesh] their numbers when the run began, for messages */
+    int spares;             /* ranks beyond those of the mesh, when the run began */
+    Mesh mesh;              /* of the ranks that hold shards, ... */
+    int *numbers;           /* [ranks, spares] and which of its ranks each one is, or RECOVERY_SPARE */
+    int *names;             /* [ranks, spares] their numbers when the run began, for messages */
+    bool mesh_changed;      /* the configuration does not have it yet */
     bool torn;              /* this rank has half an update */
     bool writer_died;       /* this rank, the lowest now, takes over from the rank that wrote the records */
     bool owes_save;         /* a save was given up */
-    EngineState *state;     /* while there is no engine */
-    Layout layout;          /* with partner copies: that of the shards in `state` */
+    EngineState *state;     /* while there is no engine; NULL on spares */
+    int64_t updates;        /* that the optimizer has made of it */
     Redistribution *moving; /* of one that failed: its memory may be written to until the next repair */
     Progress before[2];     /* at the start of the step under way, and of the one before */
     double marked;          /* clock at the start of the step under way */
@@ -211,20 +213,30 @@ const MadeStep *recovery_made(const Trainer *t); /* the step under way, if it is
 /* Whether the failure that loop has returned can be recovered from. */
 bool recovery_can(Trainer *t);
 /* Goes on without the ranks that died: to the start of the step that not all had finished. ERR_PEER with
- * t->recovery.refused on all ranks if that is not possible. Ranks that the new mesh has no place for end
- * here. After another failure recovery_can says whether to call it again. */
+ * t->recovery.refused on all ranks if that is not possible. Ranks that the new mesh has no place for are
+ * spares from then on, or end here. After another failure recovery_can says whether to call it again. */
 ErrorCode recovery_run(Trainer *t, OptionSet *set, Error *err);
 
-/* ---- partner.c: all ranks ---- */
+/* Other ranks than before sum gradients in another order: only exact sums do not show it. */
+static inline bool recovery_may_change_mesh(const Trainer *t) {
+    return t->c->numerics.mode == NUMERICS_EXACT;
+}
+#define RECOVERY_NO_SPARE "no spare is left, and with numerics.mode: fast another mesh would have other bits"
+/* All ranks, when the configuration is settled, before there is an engine: the spares (recovery.spares) are
+ * set aside. */
+ErrorCode recovery_begin(Trainer *t, Error *err);
 
-/* Once the weights are there: gives each rank the copy that it holds. Nothing without partner copies. */
-ErrorCode partner_fill(Trainer *t, Error *err);
-/* After ranks have died: which mesh the others can go on with. NULL: it is in *next; else why there is
- * none. The same on all ranks. */
-const char *partner_find_mesh(const Trainer *t, MeshOptions *next);
-/* Gives the first ranks the shards of that mesh, from those that live and from copies. Either all living
- * ranks have the new shards in t->recovery.state then, or none has changed anything. */
-ErrorCode partner_restore(Trainer *t, const MeshOptions *next, Error *err);
+/* ---- shards.c: all ranks, spares too ---- */
+
+/* Once the weights are there: gives each rank the copy that it holds. Nothing without partner copies. Not
+ * spares. */
+ErrorCode shards_fill_copies(Trainer *t, Error *err);
+/* With partner copies, after ranks have died: which mesh the others can go on with. NULL: it is in *next;
+ * else why there is none. The same on all ranks. */
+const char *shards_find_mesh(const Trainer *t, MeshOptions *next);
+/* Gives those that are to be the ranks of the next mesh what they lack of its shards. Either all living ranks
+ * have theirs in t->recovery.state then, or none has changed anything. Ends with a commit. */
+ErrorCode shards_move(Trainer *t, const MeshOptions *next, const int *seats /* [ranks of it] */, Error *err);
 
 /* ---- trainer.c ---- */
 

@@ -86,9 +86,11 @@ ErrorCode setup_check(const Config *c, Error *err) {
 
 /* Without run.threads each rank gets an equal share of the machine's cores: at least one, and no more than it
  * is bound to. */
-ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err) {
-    int local = comm ? comm_local_size(comm) : 1, cores = local_cores(comm), own = device_cpu_cores(),
-        each = cores > local ? cores / local : 1;
+ErrorCode setup_device(const Config *c, const Comm *comm, int spares, Device *d, Error *err) {
+    int local = comm ? comm_local_size(comm) - spares : 1, cores = local_cores(comm),
+        own = device_cpu_cores();
+    if (local < 1) local = 1; /* a spare that is alone on its machine */
+    int each = cores > local ? cores / local : 1;
     if (each > own) each = own;
     warn_of_load(comm);
     if (too_many_threads(c, local, cores) && !getenv(WAITING) && comm_rank(comm) == 0)

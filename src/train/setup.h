@@ -21,9 +21,10 @@ void setup_after_ranks(void);
  * there. `weft train` and `weft plan` call it first. */
 ErrorCode setup_check(const Config *c, Error *err);
 /* Opens the device. If the configuration leaves the number of threads open, the ranks of a machine share its
- * cores; comm NULL: one rank. Warns if they have more threads than cores and nobody set how threads wait.
- * Does not change the configuration, because all ranks must plan the same and machines differ. */
-ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err);
+ * cores, without `spares` of them that only wait; comm NULL: one rank. Warns if they have more threads than
+ * cores and nobody set how threads wait. Does not change the configuration, because all ranks must plan the
+ * same and machines differ. */
+ErrorCode setup_device(const Config *c, const Comm *comm, int spares, Device *d, Error *err);
 /* Completes the shape of the model in c and its set: vocabulary (if 0) and ids of BOS and EOS from the
  * tokenizer, the rest from the shape itself. Fails if the vocabulary is smaller than the tokenizer's. */
 ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err);

@@ -446,13 +446,17 @@ static ErrorCode end_together(Trainer *t, Error *err) {
     return err->code;
 }
 
+static ErrorCode loop_or_wait(Trainer *t, Error *err) {
+    return comm_is_aside(t->comm) ? comm_stand_by(t->comm, err) : loop(t, err);
+}
+
 /* Goes on as often as ranks die and the others can do without them. Ranks that hang are killed. */
 static ErrorCode make_steps(Trainer *t, OptionSet *set, Error *err) {
     if (t->recovery.possible) comm_end_hung(t->comm, true);
-    ErrorCode code = t->replay ? replay(t, err) : loop(t, err);
+    ErrorCode code = t->replay ? replay(t, err) : loop_or_wait(t, err);
     while (code != OK && recovery_can(t)) {
         code = recovery_run(t, set, err);
-        if (code == OK) code = loop(t, err);
+        if (code == OK) code = loop_or_wait(t, err);
     }
     comm_end_hung(t->comm, false);
     return code;

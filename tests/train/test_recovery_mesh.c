@@ -53,6 +53,36 @@ static void no_replica(void **state) {
     expect(mesh_of(2, 2, 1, 1), 1, RANKS(0, 1), RANKS(-1));
 }
 
+/* SPARE: -1 in the list, which ends at -2. expected: numbers of those chosen, in their order. */
+static void expect_seats(Mesh first, int replicas, const int *numbers, const int *expected) {
+    int chosen[16], count = 0, n = 0;
+    while (numbers[count] > -2) count++;
+    bool found = recovery_choose(&first, numbers, count, replicas, chosen);
+    for (; expected[n] > -2; n++) assert_int_equal(numbers[chosen[n]], expected[n]);
+    assert_int_equal(found, n > 0);
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < i; j++) assert_int_not_equal(chosen[i], chosen[j]);
+}
+#define SEATS(...) ((const int[]){__VA_ARGS__, -2})
+
+/* Spares take the places of the dead, and of nobody else. */
+static void spares(void **state) {
+    (void)state;
+    const int none[] = {-2};
+    expect_seats(mesh_of(1, 2, 1, 1), 2, SEATS(1, -1), SEATS(-1, 1));
+    expect_seats(mesh_of(1, 2, 2, 1), 2, SEATS(0, 1, 3, -1), SEATS(0, 1, -1, 3));
+    expect_seats(mesh_of(2, 2, 1, 1), 2, SEATS(1, 2, -1, -1), SEATS(-1, 1, 2, -1));
+    expect_seats(mesh_of(1, 3, 1, 2), 3, SEATS(0, 1, 3, 4, -1, -1), SEATS(0, 1, -1, 3, 4, -1));
+    /* Fewer replicas: who has lost its place comes before a spare. */
+    expect_seats(mesh_of(1, 3, 1, 2), 2, SEATS(0, 3, 5, -1), SEATS(0, 5, -1, 3));
+    expect_seats(mesh_of(1, 2, 1, 2), 1, SEATS(1, 2, -1), SEATS(2, 1));
+    expect_seats(mesh_of(1, 2, 2, 1), 1, SEATS(0, 1, 3, -1, -1), SEATS(0, 1));
+    /* Nobody holds the shard, or there are too few. */
+    expect_seats(mesh_of(1, 2, 2, 1), 2, SEATS(0, 2, -1, -1), none);
+    expect_seats(mesh_of(1, 2, 2, 1), 2, SEATS(0, 1, -1), none);
+    expect_seats(mesh_of(1, 2, 1, 1), 2, SEATS(-1, -1), none);
+}
+
 /* Accepts the meshes that can be built, and whose data-parallel ranks divide so many microbatches. */
 static bool divides(const void *microbatches, const MeshOptions *m) {
     Mesh mesh;
@@ -117,8 +147,8 @@ static void partners(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(fewer_replicas), cmocka_unit_test(mixed_replicas),
-                                       cmocka_unit_test(no_replica),     cmocka_unit_test(any_mesh),
-                                       cmocka_unit_test(whole_experts),  cmocka_unit_test(no_mesh),
-                                       cmocka_unit_test(partners)};
+                                       cmocka_unit_test(no_replica),     cmocka_unit_test(spares),
+                                       cmocka_unit_test(any_mesh),       cmocka_unit_test(whole_experts),
+                                       cmocka_unit_test(no_mesh),        cmocka_unit_test(partners)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -112,6 +112,7 @@ typedef struct Peer {
     int fd;    /* -1: none: this rank itself, or one that has left */
     PeerState state;
     bool silent; /* dead, as far as can be told: no kernel has said so */
+    bool aside;  /* joins no channel (TransportKind.set_aside) */
     bool wakes;  /* the poll set reports when it can be written to */
     TransportPlace place;
     /* writing */
@@ -178,7 +179,7 @@ static inline bool peer_is_near(const Sockets *s, int peer) {
 /* ---- meet.c ---- */
 /* Fills in the peers, the poll set and the numbers of the transport. */
 ErrorCode sockets_meet(Sockets *s, int rank, int ranks, Error *err);
-/* Ranks and cores of this machine, from the peers' places. */
+/* Ranks and cores of this machine, from the peers' places; without those set aside. */
 void sockets_find_local(Sockets *s);
 
 /* ---- wire.c ---- */

@@ -385,7 +385,8 @@ static void send_at_once(int fd) {
 
 void sockets_find_local(Sockets *s) {
     TransportPlace *places = mem_alloc_array((size_t)s->transport.size, sizeof *places);
-    for (int p = 0; p < s->transport.size; p++) places[p] = s->peers[p].place;
+    for (int p = 0; p < s->transport.size; p++)
+        if (!s->peers[p].aside) places[p] = s->peers[p].place;
     transport_find_local(&s->transport, places);
     free(places);
 }

@@ -473,7 +473,7 @@ static int loss(const Sockets *s) {
 
 static bool all_joined(const Sockets *s, int which) {
     for (int p = 0; p < s->transport.size; p++)
-        if (p != s->transport.rank && !joined(s, p, which)) return false;
+        if (p != s->transport.rank && !s->peers[p].aside && !joined(s, p, which)) return false;
     return true;
 }
 
@@ -495,7 +495,8 @@ static int join(CommTransport *transport, int colour, int key, int size, int *ch
     int which = *channel = s->channel_count;
     CHECK(which < TRANSPORT_CHANNELS);
     Frame own = {.kind = FRAME_JOIN, .epoch = s->epoch, .channel = colour, .from = which, .to = key};
-    for (int p = 0; p < transport->size; p++) wire_send(s, p, own, NULL, 0);
+    for (int p = 0; p < transport->size; p++)
+        if (!s->peers[p].aside) wire_send(s, p, own, NULL, 0);
     while (!all_joined(s, which)) {
         int error = loss(s);
         if (error) return error;
@@ -503,6 +504,7 @@ static int join(CommTransport *transport, int colour, int key, int size, int *ch
     }
     int *members = s->channels[s->channel_count++] = mem_alloc_array((size_t)size, sizeof *members);
     for (int p = 0; p < transport->size; p++) {
+        if (s->peers[p].aside) continue;
         const Frame *f = p == transport->rank ? &own : joined(s, p, which);
         if (f->channel == colour && f->to >= 0 && f->to < size) members[f->to] = p;
         if (p != transport->rank) forget_joins(&s->peers[p], s->epoch, which);
@@ -556,6 +558,13 @@ static void forget_posts(Sockets *s) {
     }
 }
 
+static void set_aside(CommTransport *transport, const bool *aside) {
+    Sockets *s = (Sockets *)transport;
+    forget_posts(s);
+    for (int p = 0; p < transport->size; p++) s->peers[p].aside = aside[p];
+    sockets_find_local(s);
+}
+
 static void free_peer(Sockets *s, Peer *q) {
     if (q->fd >= 0) close(q->fd);
     if (q->pulse >= 0) close(q->pulse);
@@ -586,6 +595,7 @@ static void renumber(Sockets *s, const uint64_t *dead, int *old) {
     }
     s->transport.rank = rank;
     s->transport.size = size;
+    for (int p = 0; p < size; p++) s->peers[p].aside = false;
     for (int p = 0; p < size; p++)
         if (s->peers[p].fd >= 0 && s->peers[p].state == PEER_LIVES) wire_renumber(s, p);
 }
@@ -619,6 +629,11 @@ static void abort_all(CommTransport *transport, int status) {
     say_all(s, FRAME_ABORT, status);
     wire_move(s, LOOK_MS);
     _exit(status);
+}
+
+static void dismiss(CommTransport *transport, int rank, int status) {
+    Sockets *s = (Sockets *)transport;
+    wire_send(s, rank, (Frame){.kind = FRAME_ABORT, .epoch = s->epoch, .to = status}, NULL, 0);
 }
 
 static bool has_left(const Sockets *s) {
@@ -663,7 +678,9 @@ static const TransportKind sockets = {.name = "sockets",
                                       .allow_repair = allow_repair,
                                       .revoke = revoke_all,
                                       .shrink = shrink,
-                                      .agree = agree};
+                                      .agree = agree,
+                                      .set_aside = set_aside,
+                                      .dismiss = dismiss};
 
 /* Sets *transport as soon as there is something to close. */
 ErrorCode sockets_transport_open(CommTransport **transport, int rank, int ranks, int events, Error *err) {
