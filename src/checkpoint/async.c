@@ -7,6 +7,8 @@
  *  3. A rank's failure goes into its blob and through the commit; a save's failure is kept until it has been
  *     returned once.
  *  4. The worker writes from host memory: staged tensors. A direct writer's goes through the lists' fetch.
+ *  5. Staged tensors that changed between their copy and the end of the write make the save fail: a flipped
+ *     bit there would be in the files, with a checksum that agrees.
  *
  * The phases of a save, and their transitions on each rank. "X heard" means that X is among the words that
  * checkpoint_writer_advance receives; the worker makes all other transitions:
@@ -31,13 +33,16 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
+#include "base/host.h"
 #include "base/pages.h"
 #include "device/pool.h"
 
 /* A list whose segments are contiguous in staging memory. */
 typedef struct StagedList {
     TensorList list;
-    char **at; /* [segments of list] */
+    char **at;      /* [segments of list] */
+    uint64_t *sums; /* [segments of list] checksums, taken once everything is copied */
 } StagedList;
 
 /* In order; only rank 0 reaches PREPARED, COMMITTED and LOST. */
@@ -71,6 +76,8 @@ struct CheckpointWriter {
 
     CheckpointSave save; /* of the caller's lists, after the copy of the staged ones */
     StagedList model, optimizer, average;
+    uint64_t flip, save_flip; /* injected: this bit of the staged tensors flips, counted from 1, 0: none; in
+                                 the next save, and in this one */
     char *state;
     double start;
     Text blob;             /* this rank's */
@@ -109,6 +116,7 @@ static ErrorCode fetch_staged(void *ctx, int segment, size_t offset, size_t byte
  * descriptions. */
 static ErrorCode stage(StagedList *s, const TensorList *list, char **next, Error *err) {
     s->at = mem_grow(s->at, (size_t)tensor_segments(list) * sizeof *s->at);
+    s->sums = mem_grow(s->sums, (size_t)tensor_segments(list) * sizeof *s->sums);
     s->list = *list;
     s->list.ctx = s;
     s->list.fetch = fetch_staged;
@@ -132,6 +140,57 @@ static ErrorCode stage_all(CheckpointWriter *w, Error *err) {
     w->save.model = &w->model.list;
     w->save.optimizer = optimizer != NULL ? &w->optimizer.list : NULL;
     w->save.average = average != NULL ? &w->average.list : NULL;
+    return OK;
+}
+
+/* Returns a segment whose bytes no longer have their checksum, -1: none. With `take`, notes all checksums. */
+static int sum_list(StagedList *s, bool take) {
+    for (int i = 0; i < tensor_segments(&s->list); i++) {
+        uint64_t sum = hash64(s->at[i], tensor_segment_bytes(&s->list, i));
+        if (!take && sum != s->sums[i]) return i;
+        s->sums[i] = sum;
+    }
+    return -1;
+}
+
+/* The staged lists of the save; NULL where it has none. */
+static void staged_lists(CheckpointWriter *w, StagedList *lists[3]) {
+    const TensorList *parts[3] = {w->save.model, w->save.optimizer, w->save.average};
+    StagedList *all[3] = {&w->model, &w->optimizer, &w->average};
+    for (int i = 0; i < 3; i++) lists[i] = parts[i] == &all[i]->list ? all[i] : NULL;
+}
+
+static void flip_staged(CheckpointWriter *w) {
+    size_t bytes = checkpoint_staging_bytes(w->save.model, w->save.optimizer, w->save.average);
+    if (w->save_flip == 0 || bytes == 0) return;
+    uint64_t bit = (w->save_flip - 1) % (8 * bytes);
+    w->staging[bit / 8] = (char)(w->staging[bit / 8] ^ 1 << bit % 8);
+}
+
+/* After the copy, when the caller no longer waits. */
+static void sum_staged(CheckpointWriter *w) {
+    StagedList *lists[3];
+    staged_lists(w, lists);
+    for (int i = 0; i < 3; i++)
+        if (lists[i]) sum_list(lists[i], true);
+    flip_staged(w);
+}
+
+/* Invariant 5. */
+static ErrorCode check_staged(CheckpointWriter *w, Error *err) {
+    StagedList *lists[3];
+    staged_lists(w, lists);
+    for (int i = 0; i < 3; i++) {
+        int changed = lists[i] ? sum_list(lists[i], false) : -1;
+        if (changed < 0) continue;
+        const TensorList *list = &lists[i]->list;
+        char host[HOST_NAME_BYTES];
+        host_name(host, sizeof host);
+        return error_set(err, ERR_REPLICAS,
+                         "the copy of %s from which it was written changed in memory of host %s. Leave this "
+                         "machine out, and go on from the last checkpoint",
+                         list->tensors[tensor_segment(list, changed).tensor].name, host);
+    }
     return OK;
 }
 
@@ -160,8 +219,14 @@ static void fail_part(CheckpointWriter *w, const Error *failure) {
 }
 
 static void write_part(CheckpointWriter *w) {
+    Error err = {.message = ""};
     ErrorCode code = checkpoint_write(w->setup.ops, w->setup.dir, &w->save, &w->blob, NULL);
     if (w->setup.rank != 0) w->report.seconds = clock_seconds() - w->start;
+    if (code == OK && check_staged(w, &err) != OK) {
+        text_clear(&w->blob);
+        fail_part(w, &err);
+        return;
+    }
     set_phase(w, code == OK ? SAVE_WRITTEN : SAVE_FAILED);
 }
 
@@ -170,6 +235,7 @@ static void run_stage(CheckpointWriter *w) {
     Error err = {.message = ""};
     ErrorCode code = w->setup.direct ? OK : stage_all(w, &err);
     end_copy(w);
+    if (code == OK && !w->setup.direct) sum_staged(w);
     w->start = clock_seconds();
     if (code == OK && w->setup.rank == 0) code = checkpoint_begin(w->setup.ops, w->setup.dir, &w->save, &err);
     if (code != OK) {
@@ -292,6 +358,11 @@ static void free_blobs(CheckpointWriter *w) {
     w->blobs = NULL;
 }
 
+static void free_staged(StagedList *s) {
+    free(s->at);
+    free(s->sums);
+}
+
 static void give_staging(CheckpointWriter *w) {
     Device *d = w->setup.device;
     if (d && w->staging)
@@ -304,9 +375,9 @@ static void writer_free(CheckpointWriter *w) {
     give_staging(w);
     pthread_mutex_destroy(&w->lock);
     pthread_cond_destroy(&w->changed);
-    free(w->model.at);
-    free(w->optimizer.at);
-    free(w->average.at);
+    free_staged(&w->model);
+    free_staged(&w->optimizer);
+    free_staged(&w->average);
     free(w->state);
     free((void *)(uintptr_t)w->setup.dir);
     text_free(&w->blob);
@@ -356,6 +427,7 @@ ErrorCode checkpoint_writer_begin(CheckpointWriter *w, const CheckpointSave *sav
     /* The worker waits in SAVE_IDLE, so these fields may change without the lock until the job is given. */
     w->save = *save;
     w->save.state = w->state;
+    w->save_flip = w->flip, w->flip = 0;
     text_clear(&w->blob);
     free_blobs(w);
     pthread_mutex_lock(&w->lock);
@@ -367,6 +439,8 @@ ErrorCode checkpoint_writer_begin(CheckpointWriter *w, const CheckpointSave *sav
     pthread_mutex_unlock(&w->lock);
     return OK;
 }
+
+void checkpoint_writer_flip(CheckpointWriter *w, uint64_t index) { w->flip = index % UINT64_MAX + 1; }
 
 void checkpoint_writer_copied(CheckpointWriter *w) {
     double start = clock_seconds();

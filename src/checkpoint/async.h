@@ -91,6 +91,9 @@ ErrorCode checkpoint_writer_begin(CheckpointWriter *w, const CheckpointSave *sav
 /* Waits for the copy; afterwards tensor memory may change. Returns at once when no copy is in progress. A
  * failure to copy is reported as a failure of the save. */
 void checkpoint_writer_copied(CheckpointWriter *w);
+/* Injects a fault: a bit of staging memory, chosen by the index, flips in the next save that begins, between
+ * the copy and the write. Without staging memory it does nothing. */
+void checkpoint_writer_flip(CheckpointWriter *w, uint64_t index);
 /* Begin and copied in one call: for a `fetch` that must not run concurrently with training. */
 ErrorCode checkpoint_writer_save(CheckpointWriter *w, const CheckpointSave *save, Error *err);
 

@@ -251,6 +251,8 @@ size_t engine_bytes(const Engine *e) {
     return total;
 }
 
+size_t engine_pool_bytes(const Engine *e, EnginePool pool) { return e->pools[pool].planned; }
+
 size_t engine_taken(const Engine *e) {
     size_t total = 0;
     for (int i = 0; i < POOL_COUNT; i++) total += pool_taken(e->pools[i].planned, e->device->granularity);
@@ -507,6 +509,7 @@ static void load(Execution *x, int m) {
     const Batch *b = &x->batches[m];
     Device *d = x->engine->device;
     const Model *model = &x->engine->model;
+    origin_tokens(x, b);
     CHECK(is_within(b, x->engine->plan));
     int64_t each = model_cp_chunk(model);
     size_t bytes = (size_t)each * sizeof(int32_t);
@@ -724,6 +727,7 @@ static void execute(Execution *x) {
         time_action(e, i, false);
         if (x->options && x->options->before_action)
             x->options->before_action(x->options->fault, x->program->actions[i].kind);
+        origin_memory(x, i);
         act(x, x->program->actions[i]);
         time_action(e, i, true);
         time->end = clock_seconds() - begin;

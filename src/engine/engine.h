@@ -29,9 +29,32 @@ typedef struct UnitProbe {
     ProbeFigures output, gradient, weight, weight_gradient;
 } UnitProbe;
 
-/* Where an injected fault puts a NaN, or flips a bit: nowhere, in what a pass made, among gradients, or among
- * gradients once they are counted, on their way to other ranks. */
-typedef enum StepPoison { POISON_NONE, POISON_ACTIVATION, POISON_GRADIENT, POISON_MESSAGE } StepPoison;
+/* Tensor memory of a rank. Each is one piece, taken before the first step. */
+typedef enum EnginePool {
+    POOL_PARAMETERS,    /* master weights */
+    POOL_COPY,          /* of them, in the dtype of passes */
+    POOL_GATHERED,      /* parameters of the units at work */
+    POOL_GRADIENTS,     /* of the step */
+    POOL_SLOTS,         /* gradients of single microbatches */
+    POOL_OPTIMIZER,     /* its states */
+    POOL_CONSTANTS,     /* rotation table */
+    POOL_STATISTICS,    /* what the host reads of a step, and scalars that ops read */
+    POOL_ACTIVATIONS,   /* and their gradients, tokens, losses */
+    POOL_WORKSPACE,     /* of ops */
+    POOL_COMMUNICATION, /* workspaces of collectives */
+    POOL_PARTNER,       /* the copy of another rank's state */
+    POOL_COUNT
+} EnginePool;
+
+/* Where an injected fault puts a NaN, or flips a bit. */
+typedef enum StepPoison {
+    POISON_NONE,
+    POISON_ACTIVATION, /* in what a pass made */
+    POISON_GRADIENT,
+    POISON_MESSAGE, /* among gradients once they are counted, on their way to other ranks */
+    POISON_TOKENS,  /* in the ids of a batch, in memory of the host */
+    POISON_MEMORY   /* in a pool, between two actions */
+} StepPoison;
 
 /* A microbatch that is computed twice: in the step, and before it by another rank (engine_replay). */
 typedef struct StepReplay {
@@ -50,7 +73,10 @@ typedef struct StepOptions {
     StepPoison poison;      /* inject a fault: something that this rank makes becomes NaN, ... */
     bool poison_flips;      /* ... or has a bit flipped, ... */
     int poison_microbatch;  /* ... in this microbatch, ... */
-    uint64_t poison_index;  /* ... at an element chosen by this number */
+    uint64_t poison_index;  /* ... at an element chosen by this number ... */
+    EnginePool poison_pool; /* ... of this memory (POISON_MEMORY) ... */
+    int poison_action;      /* ... before the action of this number, modulo their count */
+    int poison_times;       /* in so many executions of a step that is made again (the caller's count) */
     const Batch *next; /* of the next step: their valid targets go with this step's record; NULL: unknown */
     UnitProbe *probe;  /* [units] out, or NULL; the plan must have probes */
     /* [microbatches, sequences] index of each row's data source; the plan must have sources. NULL: losses are
@@ -173,6 +199,7 @@ bool engine_score(Engine *e, const Batch *batch, LossRecord *records /* host [ra
 
 const RankPlan *engine_plan(const Engine *e);
 Device *engine_device(const Engine *e);
+size_t engine_pool_bytes(const Engine *e, EnginePool pool);
 /* For generation: the model with its constants, and the weights that its passes read. */
 const Model *engine_model(const Engine *e);
 const Weights *engine_weights(const Engine *e);

@@ -20,22 +20,6 @@
 #include "engine/engine.h"
 #include "engine/tensor_hash.h"
 
-enum {
-    POOL_PARAMETERS,
-    POOL_COPY,
-    POOL_GATHERED,
-    POOL_GRADIENTS,
-    POOL_SLOTS,
-    POOL_OPTIMIZER,
-    POOL_CONSTANTS,
-    POOL_STATISTICS,
-    POOL_ACTIVATIONS,
-    POOL_WORKSPACE,
-    POOL_COMMUNICATION,
-    POOL_PARTNER,
-    POOL_COUNT
-};
-
 /* Weights and states, which outlive a step. master and copy are [partition.owned]; the copy lacks
  * partition.vectors. */
 typedef struct OwnedState {
@@ -288,8 +272,11 @@ void probe_end(Execution *x);
 typedef enum OriginStage { ORIGIN_SENT, ORIGIN_RETURNED /* by the experts of a DISPATCH */ } OriginStage;
 void origin_states(Execution *x, OriginStage stage, int64_t n, Dtype type, void *tensor);
 void origin_gradients(Execution *x, int unit, Flat flat, int microbatch);
-/* Only plants an injected fault, in gradients that are about to be sent. */
+/* Only plant an injected fault: in gradients that are about to be sent; in a batch that is about to be
+ * uploaded; in memory, before the action of this number. */
 void origin_message(Execution *x, size_t bytes, void *tensor);
+void origin_tokens(Execution *x, const Batch *b);
+void origin_memory(Execution *x, int action);
 /* After a step that is skipped: appends where its first non-finite value was made. Returns false if each rank
  * made finite values only. All ranks; the same on each. */
 bool origin_find(Execution *x, Text *out);

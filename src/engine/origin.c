@@ -67,6 +67,26 @@ void origin_message(Execution *x, size_t bytes, void *tensor) {
         plant(x, (int64_t)(bytes / sizeof(float)), DTYPE_F32, tensor);
 }
 
+/* The id stays within the vocabulary: one outside of it ends the run when it is uploaded. */
+void origin_tokens(Execution *x, const Batch *b) {
+    int64_t vocab = x->engine->plan->spec.model.vocab_size;
+    if (!x->training || vocab < 2 || !is_planted(x, POISON_TOKENS)) return;
+    uint64_t index = x->options->poison_index, bit = index / (uint64_t)b->tokens;
+    uint32_t id = (uint32_t)b->inputs[index % (uint64_t)b->tokens], flipped;
+    do flipped = id ^ UINT32_C(1) << bit++ % 32;
+    while (flipped >= vocab);
+    b->inputs[index % (uint64_t)b->tokens] = (int32_t)flipped;
+    x->poisoned = true;
+}
+
+void origin_memory(Execution *x, int action) {
+    const StepOptions *o = x->options;
+    if (!o || o->poison != POISON_MEMORY || action != o->poison_action % x->program->count) return;
+    const Pool *pool = &x->engine->pools[o->poison_pool];
+    if (pool->planned > 0 && !x->poisoned)
+        plant(x, (int64_t)(pool->planned / sizeof(float)), DTYPE_F32, pool->base);
+}
+
 void origin_states(Execution *x, OriginStage stage, int64_t n, Dtype type, void *tensor) {
     if (!x->training || n == 0) return;
     if (is_planted(x, POISON_ACTIVATION)) plant(x, n, type, tensor);

@@ -59,10 +59,13 @@ typedef enum Key {
     KEY_MICROBATCH,
     KEY_WHAT,
     KEY_ACTION,
+    KEY_POOL,
+    KEY_TIMES,
     KEYS
 } Key;
-static const char *const key_names[KEYS] = {"rank",  "step",  "attempt",    "phase", "seed",  "ms",
-                                            "count", "kinds", "microbatch", "what",  "action"};
+static const char *const key_names[KEYS] = {"rank",   "step",  "attempt", "phase",      "seed",
+                                            "ms",     "count", "kinds",   "microbatch", "what",
+                                            "action", "pool",  "times"};
 
 /* One clause of the text: "kind:key=value,...". */
 typedef struct Clause {
@@ -120,24 +123,60 @@ static ErrorCode read_phase(Clause *p, const char *text, size_t length, Error *e
     return refuse(p, err, why);
 }
 
-/* What a fault corrupts, as key `what` spells it. */
-static const char *const place_names[FAULT_PLACES] = {[FAULT_IN_GRADIENTS] = "gradients",
-                                                      [FAULT_IN_ACTIVATIONS] = "activations",
-                                                      [FAULT_IN_MESSAGES] = "messages",
-                                                      [FAULT_IN_WEIGHTS] = "weights",
-                                                      [FAULT_IN_MOMENTS] = "moments"};
+/* What a fault corrupts, as key `what` spells it, and where in a step that happens. */
+typedef struct PlaceFacts {
+    const char *name;
+    StepPoison poison; /* POISON_NONE: not within the engine's step */
+} PlaceFacts;
+
+static const PlaceFacts places[FAULT_PLACES] = {
+    [FAULT_IN_GRADIENTS] = {"gradients", POISON_GRADIENT},
+    [FAULT_IN_ACTIVATIONS] = {"activations", POISON_ACTIVATION},
+    [FAULT_IN_MESSAGES] = {"messages", POISON_MESSAGE},
+    [FAULT_IN_TOKENS] = {"tokens", POISON_TOKENS},
+    [FAULT_IN_WEIGHTS] = {"weights", POISON_NONE},
+    [FAULT_IN_MOMENTS] = {"moments", POISON_NONE},
+    [FAULT_IN_STAGING] = {"staging", POISON_NONE},
+    [FAULT_IN_POOL] = {NULL, POISON_MEMORY}, /* by key `pool` */
+};
+
+static const char *const pools[POOL_COUNT] = {
+    [POOL_PARAMETERS] = "parameters",
+    [POOL_COPY] = "copy",
+    [POOL_GATHERED] = "gathered",
+    [POOL_GRADIENTS] = "gradients",
+    [POOL_SLOTS] = "slots",
+    [POOL_OPTIMIZER] = "optimizer",
+    [POOL_CONSTANTS] = "constants",
+    [POOL_STATISTICS] = "statistics",
+    [POOL_ACTIVATIONS] = "activations",
+    [POOL_WORKSPACE] = "workspace",
+    [POOL_COMMUNICATION] = "communication",
+    [POOL_PARTNER] = "partner",
+};
 
 /* A NaN can be where the engine makes something; a bit flips anywhere. */
 static ErrorCode read_what(Clause *p, const char *text, size_t length, Error *err) {
-    int count = p->kind == FAULT_NAN ? FAULT_IN_MESSAGES : FAULT_PLACES;
+    int count = p->kind == FAULT_NAN ? FAULT_IN_MESSAGES : FAULT_IN_POOL;
     for (int i = 0; i < count; i++) {
         p->values[KEY_WHAT] = i;
-        if (same(place_names[i], text, length)) return OK;
+        if (same(places[i].name, text, length)) return OK;
     }
     return refuse(p, err,
                   p->kind == FAULT_NAN ? "what=gradients or what=activations is possible"
-                                       : "what is one of gradients, activations, messages, weights, "
-                                         "moments");
+                                       : "what is one of gradients, activations, messages, tokens, weights, "
+                                         "moments, staging");
+}
+
+static ErrorCode read_pool(Clause *p, const char *text, size_t length, Error *err) {
+    char why[256] = "pool is one of";
+    for (int i = 0; i < POOL_COUNT; i++) {
+        size_t used = strlen(why);
+        snprintf(why + used, sizeof why - used, " %s", pools[i]);
+        p->values[KEY_POOL] = i;
+        if (same(pools[i], text, length)) return OK;
+    }
+    return refuse(p, err, why);
 }
 
 static ErrorCode read_action(Clause *p, const char *text, size_t length, Error *err) {
@@ -173,6 +212,8 @@ static bool belongs(const Clause *p, Key key) {
     case KEY_SEED: return random || p->kind == FAULT_BITFLIP || p->kind == FAULT_NAN;
     case KEY_MICROBATCH:
     case KEY_WHAT: return p->kind == FAULT_NAN || p->kind == FAULT_BITFLIP;
+    case KEY_TIMES:
+    case KEY_POOL: return p->kind == FAULT_BITFLIP;
     case KEY_MS: return random || p->kind == FAULT_SLOW;
     case KEY_COUNT:
     case KEY_KINDS: return random;
@@ -190,7 +231,7 @@ static ErrorCode read_pair(Clause *p, const char *text, size_t length, Error *er
     if (!equals || key == KEYS)
         return refuse(p, err,
                       "expected kind:key=value,... with the keys rank, step, attempt, phase, seed, ms, "
-                      "microbatch, what, action, or count, kinds");
+                      "microbatch, what, action, pool, times, or count, kinds");
     if (!belongs(p, (Key)key)) return refuse(p, err, "a key that this kind of fault does not have");
     if (p->given[key]) return refuse(p, err, "a key is given twice");
     p->given[key] = true;
@@ -199,6 +240,7 @@ static ErrorCode read_pair(Clause *p, const char *text, size_t length, Error *er
     if (key == KEY_PHASE) return read_phase(p, equals + 1, rest, err);
     if (key == KEY_WHAT) return read_what(p, equals + 1, rest, err);
     if (key == KEY_ACTION) return read_action(p, equals + 1, rest, err);
+    if (key == KEY_POOL) return read_pool(p, equals + 1, rest, err);
     return read_number(p, (Key)key, equals + 1, rest, err);
 }
 
@@ -206,7 +248,7 @@ static ErrorCode read_pair(Clause *p, const char *text, size_t length, Error *er
 static ErrorCode read_clause(Clause *p, const char *text, size_t length, Error *err) {
     *p = (Clause){.text = text,
                   .length = length,
-                  .values = {[KEY_MS] = 1000, [KEY_COUNT] = 1, [KEY_ACTION] = ACT_KINDS}};
+                  .values = {[KEY_MS] = 1000, [KEY_COUNT] = 1, [KEY_ACTION] = ACT_KINDS, [KEY_TIMES] = 1}};
     const char *colon = memchr(text, ':', length), *end = text + length;
     size_t name = colon ? (size_t)(colon - text) : length;
     p->kind = same("random", text, name) ? FAULT_KINDS : find_kind(text, name);
@@ -229,10 +271,14 @@ static ErrorCode add_fault(Inject *in, const Clause *p, int ranks, int64_t steps
     bool in_phase = p->given[KEY_PHASE], in_step = p->given[KEY_STEP];
     if (!in_step && !in_phase) return refuse(p, err, "step=N is missing");
     if (in_phase && p->given[KEY_ACTION]) return refuse(p, err, "actions are in steps, not in a phase");
+    if (p->given[KEY_POOL] && (p->given[KEY_WHAT] || p->given[KEY_MICROBATCH]))
+        return refuse(p, err,
+                      "pool names memory at any moment of a step, so what and microbatch do not go with it");
     snprintf(why, sizeof why, "the run has ranks 0 to %d and steps 1 to %" PRId64, ranks - 1, steps);
     if (v[KEY_RANK] >= ranks || (in_step && v[KEY_STEP] < 1) || v[KEY_STEP] > steps)
         return refuse(p, err, why);
     if (v[KEY_ATTEMPT] > INT32_MAX) return refuse(p, err, "there is no such attempt");
+    if (v[KEY_TIMES] < 1 || v[KEY_TIMES] > 100) return refuse(p, err, "times is 1 to 100");
     if (v[KEY_MICROBATCH] > INT32_MAX) return refuse(p, err, "there is no such microbatch");
     in->faults[in->count++] = (Fault){.kind = (FaultKind)p->kind,
                                       .rank = (int)v[KEY_RANK],
@@ -241,8 +287,10 @@ static ErrorCode add_fault(Inject *in, const Clause *p, int ranks, int64_t steps
                                       .step = v[KEY_STEP],
                                       .ms = v[KEY_MS],
                                       .action = (ActionKind)v[KEY_ACTION],
-                                      .place = (FaultPlace)v[KEY_WHAT],
+                                      .place = p->given[KEY_POOL] ? FAULT_IN_POOL : (FaultPlace)v[KEY_WHAT],
+                                      .pool = (EnginePool)v[KEY_POOL],
                                       .microbatch = (int)v[KEY_MICROBATCH],
+                                      .times = (int)v[KEY_TIMES],
                                       .seed = (uint64_t)v[KEY_SEED]};
     return OK;
 }
@@ -369,29 +417,30 @@ uint64_t inject_index(const Fault *f, uint64_t bits) {
 
 /* ---- what faults do ---- */
 
-/* What a parameter's segment has of a place in bytes that outlives a step: its master weights, or the
- * optimizer's first state of it. */
-static char *memory_of(const Engine *e, FaultPlace place, int param, ParamSegment segment, size_t *bytes) {
-    const ParamGroups *groups = &engine_plan(e)->groups;
+/* Arrays of a parameter's segment that outlive a step: its master weights, or the states of its optimizer. */
+static int arrays_of(const Engine *e, FaultPlace place, int param) {
+    return place == FAULT_IN_WEIGHTS ? 1 : param_states(&engine_plan(e)->groups, param);
+}
+
+static char *memory_of(const Engine *e, FaultPlace place, int param, int array, size_t *bytes) {
+    const RankPlan *plan = engine_plan(e);
+    ParamSegment segment = partition_segment(&plan->partition, &engine_model(e)->table.params[param]);
     bool weights = place == FAULT_IN_WEIGHTS;
-    size_t width = weights                            ? sizeof(float)
-                   : param_states(groups, param) == 0 ? 0
-                                                      : param_state_width(groups, param, 0);
-    *bytes = (size_t)segment.count * width;
+    *bytes =
+        (size_t)segment.count * (weights ? sizeof(float) : param_state_width(&plan->groups, param, array));
     if (*bytes == 0) return NULL;
-    return weights ? (char *)engine_master(e, segment) : engine_optimizer_state(e, param, 0);
+    return weights ? (char *)engine_master(e, segment) : engine_optimizer_state(e, param, array);
 }
 
 /* Bits of it that this rank owns. */
 static uint64_t bits_of(const Engine *e, FaultPlace place) {
     uint64_t all = 0;
-    for (int i = 0; i < engine_model(e)->table.count; i++) {
-        size_t bytes;
-        ParamSegment segment =
-            partition_segment(&engine_plan(e)->partition, &engine_model(e)->table.params[i]);
-        memory_of(e, place, i, segment, &bytes);
-        all += 8 * bytes;
-    }
+    for (int i = 0; i < engine_model(e)->table.count; i++)
+        for (int k = 0; k < arrays_of(e, place, i); k++) {
+            size_t bytes;
+            memory_of(e, place, i, k, &bytes);
+            all += 8 * bytes;
+        }
     return all;
 }
 
@@ -405,35 +454,67 @@ static void flip_bit(Engine *e, char *byte, unsigned bit) {
     engine_refresh(e);
 }
 
+static void flip_in(Engine *e, FaultPlace place, int param, int array, uint64_t bit, char *where,
+                    size_t size) {
+    const Param *p = &engine_model(e)->table.params[param];
+    ParamSegment segment = partition_segment(&engine_plan(e)->partition, p);
+    size_t bytes;
+    char *memory = memory_of(e, place, param, array, &bytes);
+    uint64_t width = 8 * bytes / (uint64_t)segment.count;
+    flip_bit(e, memory + bit / 8, (unsigned)(bit % 8));
+    snprintf(where, size, "bit %d of element %lld of %s%s", (int)(bit % width),
+             (long long)segment_run(&segment, (int64_t)(bit / width)).element,
+             place == FAULT_IN_MOMENTS ? "the moments of " : "", p->name);
+}
+
 /* Searches the table for the parameter with that bit. */
 void inject_bitflip(Engine *e, FaultPlace place, uint64_t index, char *where, size_t size) {
     uint64_t all = bits_of(e, place), left = all > 0 ? index % all : 0;
-    for (int i = 0; i < engine_model(e)->table.count; i++) {
-        const Param *p = &engine_model(e)->table.params[i];
-        ParamSegment segment = partition_segment(&engine_plan(e)->partition, p);
-        size_t bytes;
-        char *memory = memory_of(e, place, i, segment, &bytes);
-        if (left < 8 * bytes) {
-            uint64_t width = 8 * bytes / (uint64_t)segment.count;
-            flip_bit(e, memory + left / 8, (unsigned)(left % 8));
-            snprintf(where, size, "bit %d of element %lld of %s%s", (int)(left % width),
-                     (long long)segment_run(&segment, (int64_t)(left / width)).element,
-                     place == FAULT_IN_MOMENTS ? "the moments of " : "", p->name);
-            return;
+    for (int i = 0; all > 0 && i < engine_model(e)->table.count; i++)
+        for (int k = 0; k < arrays_of(e, place, i); k++) {
+            size_t bytes;
+            memory_of(e, place, i, k, &bytes);
+            if (left < 8 * bytes) {
+                flip_in(e, place, i, k, left, where, size);
+                return;
+            }
+            left -= 8 * bytes;
         }
-        left -= 8 * bytes;
-    }
-    snprintf(where, size, "nothing: this rank has none");
+    snprintf(where, size, "in nothing: this rank has none");
+}
+
+/* Memory flips at any moment of the step: before an action that the seed selects. */
+static void poison_memory(const Fault *f, const Engine *e, StepOptions *options, char *where, size_t size) {
+    int actions = engine_plan(e)->program.count;
+    options->poison_pool = f->pool;
+    options->poison_action =
+        (int)(rng_u64(rng_key(f->seed, "inject.moment"), (uint64_t)f->step) % (uint64_t)actions);
+    if (engine_pool_bytes(e, f->pool) > 0)
+        snprintf(where, size, "in memory of %s, before action %d", pools[f->pool], options->poison_action);
+    else
+        snprintf(where, size, "in nothing: this rank has no memory of %s", pools[f->pool]);
 }
 
 /* The engine corrupts what it makes inside the step, where a broken kernel would. */
-static void poison(const Fault *f, StepOptions *options) {
-    static const StepPoison places[] = {[FAULT_IN_GRADIENTS] = POISON_GRADIENT,
-                                        [FAULT_IN_ACTIVATIONS] = POISON_ACTIVATION,
-                                        [FAULT_IN_MESSAGES] = POISON_MESSAGE};
-    options->poison = places[f->place], options->poison_microbatch = f->microbatch;
-    options->poison_flips = f->kind == FAULT_BITFLIP;
+static void poison(const Fault *f, const Engine *e, StepOptions *options, char *where, size_t size) {
+    options->poison = places[f->place].poison, options->poison_microbatch = f->microbatch;
+    options->poison_flips = f->kind == FAULT_BITFLIP, options->poison_times = f->times;
     options->poison_index = inject_index(f, UINT64_MAX);
+    if (f->place == FAULT_IN_POOL)
+        poison_memory(f, e, options, where, size);
+    else
+        snprintf(where, size, "in %s of microbatch %d", places[f->place].name, f->microbatch);
+}
+
+static void corrupt(const Fault *f, Engine *e, StepOptions *options, char *where, size_t size) {
+    if (places[f->place].poison != POISON_NONE)
+        poison(f, e, options, where, size);
+    else if (f->place == FAULT_IN_STAGING)
+        snprintf(where, size, "%s",
+                 engine_plan(e)->memory.staging > 0 ? "in the copy that the next checkpoint is written from"
+                                                    : "in nothing: this rank copies nothing for checkpoints");
+    else
+        inject_bitflip(e, f->place, inject_index(f, UINT64_MAX), where, size);
 }
 
 /* Called by the engine before each action. */
@@ -445,13 +526,7 @@ static void strike(const void *fault, ActionKind action) {
 /* Logs first: a rank that kills itself prints nothing afterwards. */
 static void inject_one(const Fault *f, Engine *e, StepOptions *options) {
     char where[160] = "";
-    bool corrupts = f->kind == FAULT_BITFLIP || f->kind == FAULT_NAN,
-         now = f->place == FAULT_IN_WEIGHTS || f->place == FAULT_IN_MOMENTS;
-    if (corrupts && now) inject_bitflip(e, f->place, inject_index(f, UINT64_MAX), where, sizeof where);
-    if (corrupts && !now) {
-        poison(f, options);
-        snprintf(where, sizeof where, "in %s of microbatch %d", place_names[f->place], f->microbatch);
-    }
+    if (f->kind == FAULT_BITFLIP || f->kind == FAULT_NAN) corrupt(f, e, options, where, sizeof where);
     if (f->action < ACT_KINDS) {
         options->before_action = strike, options->fault = f;
         snprintf(where, sizeof where, "at %s", action_name(f->action));

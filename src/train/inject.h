@@ -7,7 +7,10 @@
  *     nan:rank=0,step=3           a NaN among its gradients; what=activations: in an output of its passes; of
  *                                 microbatch 0, or microbatch=M
  *     bitflip:rank=1,step=4       one bit of its master weights flips, or what=moments, gradients,
- *                                 activations, messages (gradients on their way); seed=S selects which
+ *                                 activations, messages (gradients on their way), tokens (of a batch, on the
+ *                                 host), staging (the copy that the next checkpoint is written from); seed=S
+ *                                 selects which
+ *     bitflip:rank=1,step=4,pool=workspace    one bit of this memory, before a random action of the step
  *     slow:rank=1,step=2,ms=500   it sleeps
  *     stop:rank=1,phase=saving    kills, stops and sleeps can also happen on entering a phase (phase.h): the
  *                                 first time, or with step=N the time after step N
@@ -41,13 +44,17 @@ typedef enum FaultKind {
 } FaultKind;
 const char *fault_name(FaultKind kind); /* "bitflip" */
 
-/* What a fault corrupts. The last two outlive a step. */
+/* What a fault corrupts: what a step makes, reads or sends; what outlives it; what is written to disk; any
+ * memory. */
 typedef enum FaultPlace {
     FAULT_IN_GRADIENTS,
     FAULT_IN_ACTIVATIONS,
     FAULT_IN_MESSAGES,
+    FAULT_IN_TOKENS,
     FAULT_IN_WEIGHTS,
     FAULT_IN_MOMENTS,
+    FAULT_IN_STAGING,
+    FAULT_IN_POOL,
     FAULT_PLACES
 } FaultPlace;
 
@@ -59,7 +66,9 @@ typedef struct Fault {
     ActionKind action; /* within the step, before the first action of this kind; ACT_KINDS: before the step */
     int64_t ms;        /* duration of slow */
     FaultPlace place;
-    int microbatch; /* in which something becomes wrong */
+    EnginePool pool; /* of FAULT_IN_POOL */
+    int microbatch;  /* in which something becomes wrong */
+    int times;       /* so often as well if the step is made again */
     uint64_t seed;
 } Fault;
 
@@ -92,7 +101,7 @@ const Fault *inject_in(const Inject *in, const FaultPoint *point, const Fault *l
 uint64_t inject_index(const Fault *f, uint64_t bits);
 
 /* Injects all faults of a rank before step `step` (1-based) of this attempt, with a line of the log for
- * each. A NaN is injected inside the step: options->poison. */
+ * each. A NaN is injected inside the step: options->poison. Those of staging are the saver's (saver_flip). */
 void inject_faults(const Inject *in, int rank, Engine *e, int64_t step, int attempt, StepOptions *options);
 
 /* Injects all faults of a rank on entering a phase, with a line of the log for each. */

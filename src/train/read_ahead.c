@@ -84,6 +84,17 @@ static void copy(Batch *to, const Batch *from) {
     to->valid = from->valid;
 }
 
+bool read_ahead_restore(ReadAhead *f, int64_t m, const Batch *again) {
+    Batch *held = &f->now->batches[m];
+    size_t bytes = (size_t)again->tokens * sizeof(int32_t);
+    bool same = memcmp(held->inputs, again->inputs, bytes) == 0 &&
+                memcmp(held->targets, again->targets, bytes) == 0 &&
+                memcmp(held->positions, again->positions, bytes) == 0 &&
+                memcmp(held->first_key, again->first_key, bytes) == 0;
+    copy(held, again);
+    return !same;
+}
+
 /* Hashes what is in the batches now: the very tokens that the step will train on. */
 static void note_samples(ReadAhead *f, const ReadAheadStep *s) {
     for (int64_t m = 0; f->used && m < s->microbatches; m++) {

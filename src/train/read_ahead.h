@@ -45,5 +45,8 @@ void read_ahead_close(ReadAhead *f);
 /* Makes f->now the next step, and f->next the one after it, if the run has one. *waited: seconds spent
  * waiting for data. */
 ErrorCode read_ahead_next(ReadAhead *f, double *waited, Error *err);
+/* Gives microbatch m of f->now the tokens of a batch that was read again. Returns whether they were others:
+ * then memory of the host has changed. */
+bool read_ahead_restore(ReadAhead *f, int64_t m, const Batch *again);
 
 #endif

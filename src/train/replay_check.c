@@ -18,6 +18,10 @@
 #include "base/rng.h"
 #include "train/run.h"
 
+/* A rank that is wrong whenever it makes the step, and right whenever it makes a microbatch again, would
+ * otherwise keep the run in this step. */
+enum { MOST_MADE = 4 };
+
 typedef enum PrintKind {
     PRINT_OWN,
     PRINT_OTHER,
@@ -105,6 +109,8 @@ static ErrorCode compute(Trainer *t, int further, PrintKind kind, Error *err) {
     code = comm_agree(t->comm, code, err);
     if (code == OK)
         engine_replay(t->engine, &batch, now->batches, (int)now->microbatches, prints_of(t, kind));
+    if (code == OK && kind == PRINT_OWN_AGAIN)
+        t->replays.reread = read_ahead_restore(&t->read_ahead, t->replays.step.microbatch, &batch);
     loader_close(loader);
     return code;
 }
@@ -116,7 +122,9 @@ static void begin_own(Trainer *t) {
 /* A fault that cannot be found is announced, so that nobody takes it for one that was overlooked. */
 static void announce_miss(const Trainer *t, const StepOptions *options) {
     int compared = t->replays.step.microbatch;
-    if (options->poison == POISON_NONE || options->poison_microbatch == compared) return;
+    bool in_microbatch = options->poison == POISON_ACTIVATION || options->poison == POISON_GRADIENT ||
+                         options->poison == POISON_TOKENS;
+    if (!in_microbatch || options->poison_microbatch == compared) return;
     log_warn("step %lld: check.replay_every compares microbatch %d, and the injected fault is in microbatch "
              "%d: it is not found",
              (long long)t->state.step + 1, compared, options->poison_microbatch);
@@ -150,19 +158,30 @@ typedef struct Verdict {
     char message[600];
 } Verdict;
 
+/* What a rank reports; hashes [PRINTS, engine_prints] follow. */
+typedef struct Witness {
+    char host[HOST_NAME_BYTES];
+    uint64_t reread; /* its tokens were others when it read them again */
+} Witness;
+
 /* What all ranks have made of their microbatches; rank 0's. */
 typedef struct Evidence {
     const Trainer *t;
-    const char *all; /* for each rank: HOST_NAME_BYTES, then hashes [PRINTS, engine_prints] */
+    const char *all; /* each rank's Witness */
 } Evidence;
 
-static const char *host_of(const Evidence *v, int rank) {
-    return v->all +
-           (size_t)rank * (HOST_NAME_BYTES + PRINTS * engine_prints(v->t->engine) * sizeof(uint64_t));
+static size_t witness_bytes(const Trainer *t) {
+    return sizeof(Witness) + PRINTS * engine_prints(t->engine) * sizeof(uint64_t);
 }
 
+static const Witness *witness(const Evidence *v, int rank) {
+    return (const Witness *)(const void *)(v->all + (size_t)rank * witness_bytes(v->t));
+}
+
+static const char *host_of(const Evidence *v, int rank) { return witness(v, rank)->host; }
+
 static const uint64_t *print_of(const Evidence *v, int rank, PrintKind kind) {
-    return (const uint64_t *)(const void *)(host_of(v, rank) + HOST_NAME_BYTES) +
+    return (const uint64_t *)(const void *)(witness(v, rank) + 1) +
            (size_t)kind * engine_prints(v->t->engine);
 }
 
@@ -216,8 +235,9 @@ static void judge(const Evidence *v, Verdict *out) {
         if (found++ >= NAMED) continue;
         text_puts(&who, found > 1 ? "; " : "");
         if (wrong >= 0)
-            text_printf(&who, "rank %d on host %s was wrong%s", wrong, host_of(v, wrong),
-                        once ? "" : " each time");
+            text_printf(&who, "rank %d on host %s was wrong%s%s", wrong, host_of(v, wrong),
+                        once ? "" : " each time",
+                        witness(v, wrong)->reread ? ", whose tokens had changed in memory of the host" : "");
         else
             text_printf(&who, "rank %d on host %s or rank %d on host %s is wrong each time", owner,
                         host_of(v, owner), r, host_of(v, r));
@@ -231,30 +251,34 @@ static void judge(const Evidence *v, Verdict *out) {
 }
 
 static ErrorCode gather(Trainer *t, Verdict *verdict, Error *err) {
-    size_t bytes = PRINTS * engine_prints(t->engine) * sizeof(uint64_t);
-    char *mine = mem_alloc(HOST_NAME_BYTES + bytes), *all = NULL;
-    host_name(mine, HOST_NAME_BYTES);
-    memcpy(mine + HOST_NAME_BYTES, t->replays.prints, bytes);
-    ErrorCode code = comm_concatenate(t->comm, mine, HOST_NAME_BYTES + bytes, &all, NULL, err);
+    Witness *mine = mem_alloc(witness_bytes(t));
+    char *all = NULL;
+    host_name(mine->host, sizeof mine->host);
+    mine->reread = t->replays.reread;
+    memcpy(mine + 1, t->replays.prints, witness_bytes(t) - sizeof *mine);
+    ErrorCode code = comm_concatenate(t->comm, mine, witness_bytes(t), &all, NULL, err);
     if (code == OK && all) judge(&(Evidence){t, all}, verdict);
     free(mine);
     free(all);
     return code == OK ? comm_broadcast(t->comm, verdict, sizeof *verdict, 0, err) : code;
 }
 
+static ErrorCode end_run(const Trainer *t, const Verdict *verdict, const char *why, Error *err) {
+    error_set(err, ERR_REPLICAS, "%s%s. Leave this machine out, and go on from the last checkpoint",
+              verdict->message, why);
+    err->reported = !t->is_rank0;
+    return ERR_REPLICAS;
+}
+
 /* Weights are those of before the step, which made no update. */
-ErrorCode replay_judge(Trainer *t, Error *err) {
+ErrorCode replay_judge(Trainer *t, int made, Error *err) {
     Verdict verdict = {.message = ""};
     TRY(compute(t, 0, PRINT_OWN_AGAIN, err));
     TRY(compute(t, computers(t) > 1, PRINT_OTHER_AGAIN, err));
     if (computers(t) > 2) TRY(compute(t, 2, PRINT_THIRD, err));
     TRY(gather(t, &verdict, err));
-    if (!verdict.again) {
-        error_set(err, ERR_REPLICAS, "%s. Leave this machine out, and go on from the last checkpoint",
-                  verdict.message);
-        err->reported = !t->is_rank0;
-        return ERR_REPLICAS;
-    }
+    if (!verdict.again) return end_run(t, &verdict, "", err);
+    if (made >= MOST_MADE) return end_run(t, &verdict, ", as each time that the step was made", err);
     t->replays.differed++;
     if (t->is_rank0) log_warn("%s; the step is made again", verdict.message);
     memcpy(prints_of(t, PRINT_OTHER), prints_of(t, PRINT_OTHER_AGAIN),

@@ -52,6 +52,7 @@ typedef struct ReplayCheck {
     /* By all ranks of this process's part of the run: microbatches computed again; steps made again since
      * one of them differed. */
     int64_t made, differed;
+    bool reread; /* this rank's tokens were others when it read them again for the verdict */
 } ReplayCheck;
 
 /* Sums of this rank over a window of steps (stragglers.c). */
@@ -182,8 +183,9 @@ void replay_close(Trainer *t);
 ErrorCode replay_begin(Trainer *t, StepOptions *options, Error *err);
 void replay_report(const Trainer *t); /* at the end */
 /* After a step that made no update, since a comparison failed: finds the rank that was wrong. OK: make the
- * step again. ERR_REPLICAS: a rank is wrong each time, or none can be told. */
-ErrorCode replay_judge(Trainer *t, Error *err);
+ * step again, which has been made `made` times. ERR_REPLICAS: a rank is wrong each time, or none can be
+ * told. */
+ErrorCode replay_judge(Trainer *t, int made, Error *err);
 
 /* ---- stragglers.c: all ranks ---- */
 

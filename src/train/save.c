@@ -279,6 +279,8 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
     return code == OK ? wait_if_direct(s, err) : code;
 }
 
+void saver_flip(Saver *s, uint64_t index) { checkpoint_writer_flip(s->writer, index); }
+
 /* Returns at once if nothing is being copied, so each step may call it. */
 void saver_copied(Saver *s) { checkpoint_writer_copied(s->writer); }
 

@@ -35,6 +35,8 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
 ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error *err);
 /* Returns when weights and moments may change. Call before every update. */
 void saver_copied(Saver *s);
+/* Injects a fault into the copy that the next checkpoint is written from. */
+void saver_flip(Saver *s, uint64_t index);
 /* With several ranks a save advances at step boundaries: each rank's status travels with the step's
  * record. */
 void saver_flags(Saver *s, uint64_t *any, uint64_t *all);

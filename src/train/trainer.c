@@ -115,6 +115,9 @@ static void inject_step_faults(Trainer *t, StepOptions *options) {
     if (!inject_at(t->inject, t->recovery.own, step, attempt, NULL)) return;
     saver_copied(&t->saver);
     inject_faults(t->inject, t->recovery.own, t->engine, step, attempt, options);
+    for (const Fault *f = NULL; (f = inject_at(t->inject, t->recovery.own, step, attempt, f));)
+        if (f->kind == FAULT_BITFLIP && f->place == FAULT_IN_STAGING)
+            saver_flip(&t->saver, inject_index(f, UINT64_MAX));
 }
 
 /* All ranks return the error; rank 0 prints it. */
@@ -187,9 +190,9 @@ static ErrorCode step_on_data(Trainer *t, StepOptions *options, StepResult *r, E
     comm_reset_traffic(t->comm);
     if (due(t->c->check.replay_every, t->state.step + 1)) TRY(replay_begin(t, options, err));
     TRY(make_step(t, options, r, err));
-    while (options->replay && options->replay->differs) {
-        TRY(replay_judge(t, err));
-        options->poison = POISON_NONE;
+    for (int made = 1; options->replay && options->replay->differs; made++) {
+        TRY(replay_judge(t, made, err));
+        if (made >= options->poison_times) options->poison = POISON_NONE;
         TRY(make_step(t, options, r, err));
     }
     sources_add(&t->sources, now, t->read_ahead.sequences, t->engine);

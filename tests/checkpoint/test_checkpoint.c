@@ -15,6 +15,7 @@
 #include "checkpoint/async.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
+#include "device/pool.h"
 #include "support/faulty_files.h"
 #include "support/saved_numbers.h"
 
@@ -621,6 +622,34 @@ static void the_background_writer_saves_what_was_there_at_the_call(void **state)
     text_free(&f.trace);
 }
 
+/* A bit that flips in staging memory would get a checksum that agrees with it. It is found, whichever it is:
+ * the save fails, and the next one is whole again. */
+static void a_copy_that_changed_is_not_saved(void **state) {
+    (void)state;
+    const char *dir = files_path("flipped");
+    Trainer t;
+    Lists l;
+    Error err = {.message = ""};
+    fill(&t, 1);
+    make_lists(&l, &t);
+    size_t bytes = checkpoint_staging_bytes(&l.model, &l.optimizer, NULL);
+    CheckpointWriter *w = start_writer(NULL, dir, &l);
+    const uint64_t bits[] = {0, 4 * bytes, 8 * (bytes - POOL_ALIGN)};
+    for (int i = 0; i < 3; i++) {
+        CheckpointSave save = save_of(&l, &t, i + 1);
+        checkpoint_writer_flip(w, bits[i]);
+        assert_int_equal(checkpoint_writer_save(w, &save, &err), OK);
+        assert_int_equal(checkpoint_writer_wait(w, &err), ERR_REPLICAS);
+        assert_non_null(strstr(err.message, " from which it was written changed in memory of host "));
+        assert_int_equal(number_in(dir, NULL), -1);
+    }
+    CheckpointSave save = save_of(&l, &t, 4);
+    assert_int_equal(checkpoint_writer_save(w, &save, &err), OK);
+    assert_int_equal(checkpoint_writer_wait(w, &err), OK);
+    assert_int_equal(checkpoint_writer_stop(w, &err), OK);
+    assert_int_equal(number_in(dir, NULL), 1);
+}
+
 /* Without staging memory the file holds what the caller left unchanged until the writer was idle. */
 static void a_direct_writer_takes_no_memory(void **state) {
     (void)state;
@@ -797,6 +826,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(the_disk_writes_during_a_save),
         cmocka_unit_test(the_last_and_every_nth_are_kept),
         cmocka_unit_test(the_background_writer_saves_what_was_there_at_the_call),
+        cmocka_unit_test(a_copy_that_changed_is_not_saved),
         cmocka_unit_test(a_direct_writer_takes_no_memory),
         cmocka_unit_test(the_background_copy_may_run_beside_the_training),
         cmocka_unit_test(a_failure_in_the_background_is_returned_once),

@@ -77,6 +77,25 @@ drawn() {
     [ "$missed" = "$found$found" ] && [ ${#found} -eq 1 ] || fail "$name: found in microbatch '$found', announced as compared: '$missed'"
 }
 
+# Tokens that change in memory of the host stay wrong until they are read again.
+reread() {
+    local status
+    run "$1" -n 2 train.steps=3 mesh.dp_replicate=2
+    run "$1-again" -n 2 train.steps=3 mesh.dp_replicate=2 check.replay_every=1 --inject "bitflip:rank=1,step=2,what=tokens"
+    [ "$status" -eq 0 ] || fail "$1: exit status $status: $(tail -3 "$1-again.err")"
+    grep -q "step 2: .*rank 1 on host $(hostname) was wrong, whose tokens had changed in memory of the host; the step is made again" "$1-again.err" ||
+        fail "$1: $(tail -3 "$1-again.err")"
+    [ "$(weights "$1-again")" = "$(weights "$1")" ] || fail "$1: other weights than undisturbed"
+}
+
+# restless NAME TIMES STATUS: rank 1 is wrong each time that it makes step 2, and right when it makes the microbatch again for the verdict.
+restless() {
+    local status
+    run "$1" -n 2 train.steps=3 mesh.dp_shard=2 check.replay_every=1 --inject "bitflip:rank=1,step=2,what=gradients,times=$2"
+    [ "$status" -eq "$3" ] || fail "$1: exit status $status: $(tail -3 "$1.err")"
+    [ "$3" -eq 0 ] || grep -q 'rank 1 on host .* was wrong, as each time that the step was made. Leave this machine out' "$1.err" || fail "$1: $(tail -3 "$1.err")"
+}
+
 # persists NAME RANKS CULPRIT WORDS WORD...: rank CULPRIT of RANKS replicas has another weight from step 2 on.
 persists() {
     local name=$1 ranks=$2 words=$4 seed status found=0
@@ -103,6 +122,9 @@ meanwhile 2 flips dp-activations 2 1 activations mesh.dp_replicate=2
 meanwhile 2 flips dp-gradients 2 0 gradients mesh.dp_shard=2
 meanwhile 2 drawn drawn-exact mesh.dp_shard=2 numerics.mode=exact
 meanwhile 2 drawn drawn-slots mesh.dp_replicate=2 train.gradient_sync=microbatch
+meanwhile 2 reread tokens
+meanwhile 2 restless thrice 3 0
+meanwhile 2 restless always 9 18
 meanwhile 4 flips tp-activations 4 1 activations mesh.dp_replicate=2 mesh.tp=2
 meanwhile 3 persists three 3 1 'rank 1 on host .* was wrong each time' mesh.dp_replicate=3
 meanwhile 2 persists two 2 1 'rank 1 on host .* or rank 0 on host .* is wrong each time' mesh.dp_replicate=2

@@ -195,6 +195,29 @@ static void faults_have_places(void **state) {
     inject_free(&in);
 }
 
+static void memory_has_faults(void **state) {
+    (void)state;
+    Inject in = parse("bitflip:step=1,pool=parameters; bitflip:step=2,pool=partner,seed=3; "
+                      "bitflip:step=3,what=tokens,times=4; bitflip:step=4,what=staging");
+    assert_true(in.faults[0].place == FAULT_IN_POOL && in.faults[0].pool == POOL_PARAMETERS);
+    assert_true(in.faults[1].place == FAULT_IN_POOL && in.faults[1].pool == POOL_PARTNER);
+    assert_true(in.faults[2].place == FAULT_IN_TOKENS && in.faults[2].times == 4);
+    assert_true(in.faults[3].place == FAULT_IN_STAGING && in.faults[3].times == 1);
+    inject_free(&in);
+    static const char *const bad[] = {"bitflip:step=1,pool=memory",
+                                      "bitflip:step=1,pool=",
+                                      "bitflip:step=1,pool=copy,what=weights",
+                                      "bitflip:step=1,pool=copy,microbatch=1",
+                                      "nan:step=1,pool=copy",
+                                      "nan:step=1,what=tokens",
+                                      "bitflip:step=1,times=0",
+                                      "kill:step=1,times=2"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(inject_parse(&in, bad[i], 4, 100, &err), ERR_USAGE);
+        inject_free(&in);
+    }
+}
+
 static void indices_are_seeded(void **state) {
     (void)state;
     Fault f = {.kind = FAULT_BITFLIP, .step = 4, .seed = 1}, g = f;
@@ -214,6 +237,7 @@ int main(void) {
         cmocka_unit_test(random_faults_come_from_the_seed),
         cmocka_unit_test(what_is_wrong_is_named),
         cmocka_unit_test(faults_have_places),
+        cmocka_unit_test(memory_has_faults),
         cmocka_unit_test(indices_are_seeded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
