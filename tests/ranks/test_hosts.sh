@@ -96,6 +96,17 @@ parts dead_left 1 kill_left 5 mesh.dp_replicate=4
 [ "$right_status" -eq 0 ] || fail "dead_left: ends with $right_status: $(tail -3 "dead_left.$right.err")"
 goes_on dead_left
 
+# Spares count: with two of them and a rank of the mesh on the right, the rank on the left is the smaller part, whether it is cut off or killed. A
+# spare gets the weights of the rank that is left.
+for event in cut_cable kill_left; do
+    parts "spares_$event" 1 $event 5 mesh.dp_replicate=2 recovery.spares=2
+    [ "$right_status" -eq 0 ] || fail "spares_$event: ends with $right_status: $(tail -3 "spares_$event.$right.err")"
+    [ $event = kill_left ] || ends "spares_$event" "$left" "$left_status"
+    goes_on "spares_$event"
+    grep '"event": "recovered"' "spares_$event/journal.jsonl" | grep -q 'rank 0 died .* 2 ranks go on with dp_replicate 2; rank 2, a spare, is rank 0 now' ||
+        fail "spares_$event: the journal says $(grep recovered "spares_$event/journal.jsonl")"
+done
+
 # A cut that is shorter is waited for. The figure is for the kernels: at 4 s they need 6 to give up.
 blink() {
     cable down
