@@ -144,7 +144,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "bench_comm measures several ranks: mpirun -n 2 --bind-to none bench_comm\n");
         return 0;
     }
-    check(mesh_build(&mesh, &(MeshOptions){1, 1, -1, 1, 1, 1, 0}, b.ranks, &err), &err);
+    check(mesh_build(&mesh, &(MeshOptions){1, 1, -1, 1, 1, 1, 0, 0}, b.ranks, &err), &err);
     check(comm_set_mesh(b.comm, &mesh, &err), &err);
     Device device;
     Pool pool = {.name = "bench"};

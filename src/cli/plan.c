@@ -400,6 +400,7 @@ static ErrorCode run_plan(const Arguments *args, Error *err) {
     TRY(read_request(args, &q, err));
     ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1,
                                  checkpoint_find_shape, err);
+    if (code == OK && q.speed.hardware && c.comm.two_levels) c.mesh.machine = q.hardware.links.ranks;
     if (code == OK) code = mesh_build(&mesh, &c.mesh, (int)q.ranks, err);
     if (code == OK) code = setup_check(&c, err);
     if (code == OK) code = take_device(&q, &c, &set, &d, err);

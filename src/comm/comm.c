@@ -135,7 +135,7 @@ static ErrorCode open_parts(Comm *c, CommTransport *transport, Error *err) {
     if (transport) {
         c->rank = transport->rank, c->size = transport->size;
         c->local_rank = transport->local_rank, c->local_size = transport->local_size,
-        c->local_cores = transport->local_cores;
+        c->local_cores = transport->local_cores, c->machine_ranks = transport->machine_ranks;
     }
     c->all = c->size;
     c->order = mem_alloc_array((size_t)c->all, sizeof *c->order);
@@ -263,6 +263,7 @@ int comm_size(const Comm *c) { return c->size; }
 int comm_local_rank(const Comm *c) { return c->local_rank; }
 int comm_local_size(const Comm *c) { return c->local_size; }
 int comm_local_cores(const Comm *c) { return c->local_cores; }
+int comm_machine_ranks(const Comm *c) { return c->machine_ranks; }
 
 void comm_set_device(Comm *c, Device *device) {
     if (atomic_load(&c->communicator_device)) communicators_close(c);
@@ -276,7 +277,10 @@ void comm_set_device(Comm *c, Device *device) {
  * part: creating groups is collective over all ranks, and all go through the sets in the same order. */
 static ErrorCode make_group(Comm *c, const Mesh *mesh, AxisSet set, Error *err) {
     Group *g = &c->groups[set];
-    *g = (Group){.set = set, .rank = mesh_group_rank(mesh, set, c->rank), .size = mesh_size(mesh, set)};
+    *g = (Group){.set = set,
+                 .rank = mesh_group_rank(mesh, set, c->rank),
+                 .size = mesh_size(mesh, set),
+                 .inside = mesh_inside(mesh, set, c->rank)};
     return join(c, "making a group", mesh_member(mesh, set, c->rank, 0), g->rank, g->size, &g->channel, err);
 }
 
@@ -286,7 +290,7 @@ ErrorCode comm_set_mesh(Comm *c, const Mesh *mesh, Error *err) {
     for (int axis = 0; axis < AXES; axis++)
         if (mesh->degree[axis] > 1) c->used |= 1u << axis;
     c->folded = mesh_axes(mesh, MESH_FOLDED);
-    c->groups[0] = (Group){.size = 1};
+    c->groups[0] = (Group){.size = 1, .inside = 1};
     ErrorCode code = OK;
     comm_lock(c);
     comm_blocked(c, "making groups");
@@ -348,6 +352,12 @@ static bool is_split(int inner, int outer, CommType type) {
     return type == COMM_F32 && outer > 1 && (inner & (inner - 1)) != 0;
 }
 
+/* The ranks of a machine must be a block of the canonical tree, or sums of fp32 numbers would have other
+ * bits. */
+static bool has_levels(int inside, CommType type) {
+    return inside > 1 && (type == COMM_I64 || (inside & (inside - 1)) == 0);
+}
+
 /* Two buckets for each arrival: one that is being summed, one that arrives. */
 static size_t workspace_of(int arrivals, size_t stride) {
     return arrivals > 0 ? 2 * (size_t)arrivals * bucket_of(arrivals, stride) : 0;
@@ -382,8 +392,11 @@ int64_t comm_largest(const CommRange *ranges, int ranks) {
     return most;
 }
 
-int64_t comm_gather_traffic(const CommRange *ranges, int ranks, int rank) {
-    return (ranks - 1) * ranges[rank].count;
+int64_t comm_gather_traffic(const CommRange *ranges, int ranks, int inside, int rank) {
+    int64_t brought = 0; /* from other machines: this rank sends it on inside its own */
+    for (int p = rank % inside; inside > 1 && p < ranks; p += inside) brought += ranges[p].count;
+    if (inside == 1) return (ranks - 1) * ranges[rank].count;
+    return (ranks / inside - 1) * ranges[rank].count + (inside - 1) * brought;
 }
 
 int64_t comm_scatter_traffic(const CommRange *ranges, int ranks, int rank) {
@@ -412,11 +425,22 @@ static int64_t elements_of(int ranks, int64_t count, int p) {
 
 /* Bytes that this rank sends: its sums of the other ranks' ranges, and the result of its own range to each of
  * them. The memory plan and forecasts use it; the counters of a step must agree with it. */
-int64_t comm_sum_outer_traffic(int inner, int outer, int rank, CommType type, int64_t count) {
-    int64_t sums =
-        is_split(inner, outer, type) ? tree_blocks(inner * outer, (TreeBlock){rank * inner, inner}, NULL) : 1;
-    int64_t own = elements_of(outer, count, rank);
-    return (int64_t)type_bytes(type) * (sums * (count - own) + (outer - 1) * own);
+static int64_t all_reduce_elements(int ranks, int rank, int64_t each, int64_t count) {
+    int64_t left = count - rank * each, own = left < 0 ? 0 : left < each ? left : each;
+    return count - own + (ranks - 1) * own;
+}
+
+int64_t comm_sum_outer_traffic(int inner, int outer, int inside, int rank, CommType type, int64_t count) {
+    bool split = is_split(inner, outer, type);
+    int64_t sums = split ? tree_blocks(inner * outer, (TreeBlock){rank * inner, inner}, NULL) : 1,
+            own = elements_of(outer, count, rank), elements = sums * (count - own) + (outer - 1) * own;
+    if (!split && has_levels(inside, type)) {
+        int64_t range = elements_of(inside, count, rank % inside);
+        elements = count - range + (inside - 1) * range +
+                   all_reduce_elements(outer / inside, rank / inside,
+                                       reduce_range(outer / inside, reduce_range(inside, count)), range);
+    }
+    return (int64_t)type_bytes(type) * elements;
 }
 
 static Device *device_of(Comm *c) { return c->device ? c->device : &c->own; }
@@ -447,11 +471,24 @@ static void enqueue(Group *g, Op *op) {
     *at = op;
 }
 
+/* An all-reduce is a reduce-scatter and an all-gather of the sums, bucket by bucket. */
+static void set_streams(Op *op) {
+    if (op_reduces(op)) stream_items(op, REDUCE_SEND), stream_items(op, REDUCE_RECV);
+    if (op_gathers(op)) stream_items(op, GATHER_SEND), stream_items(op, GATHER_RECV);
+}
+
+/* The operation is complete: it moves as soon as it may. */
+static void start(Comm *c, Op *op) {
+    if (op->group) set_streams(op);
+    if (op->group && op->group->communicator) communicators_start(c, op);
+}
+
 /* arrivals: shards of one bucket that come from other ranks. */
 static Op *begin_collective(Comm *c, OpKind kind, Group *g, size_t stride, size_t total, int arrivals) {
     Op *op = op_begin(c, kind);
     if (!op) return NULL;
     op->group = g, op->asked = c->asked;
+    op->span = (Span){0, 1, g->size, g->rank}, op->pieces = 1;
     op->stride = stride;
     op->total = total;
     /* A communicator cuts by itself what is not summed. */
@@ -464,18 +501,47 @@ static Op *begin_collective(Comm *c, OpKind kind, Group *g, size_t stride, size_
     return op;
 }
 
-/* An all-reduce is a reduce-scatter and an all-gather of the sums, bucket by bucket. */
-static void set_streams(Op *op) {
-    if (op_reduces(op)) stream_items(op, REDUCE_SEND), stream_items(op, REDUCE_RECV);
-    if (op_gathers(op)) stream_items(op, GATHER_SEND), stream_items(op, GATHER_RECV);
+/* ---- levels (transfer.c) ---- */
+
+/* One level of a collective of a group. */
+typedef struct Level {
+    Span span;
+    int pieces;       /* ranges of each rank of the span */
+    size_t workspace; /* bytes */
+} Level;
+
+static Level inside_level(const Group *g, int pieces, size_t workspace) {
+    int index = g->rank % g->inside;
+    return (Level){{g->rank - index, 1, g->inside, index}, pieces, workspace};
+}
+
+static Level between_level(const Group *g, size_t workspace) {
+    return (Level){{g->rank % g->inside, g->inside, g->size / g->inside, g->rank / g->inside}, 1, workspace};
+}
+
+/* Makes a collective one level; it begins when `before`, if there is one, has ended. Fewer shards arrive than
+ * without levels, of ranges that may be larger: the bucket must fit the workspace. */
+static void set_level(Comm *c, Op *op, Level level, const Op *before) {
+    size_t arrivals = (size_t)level.span.size - 1, most = level.workspace / (2 * arrivals);
+    op->span = level.span;
+    op->pieces = level.pieces;
+    if (before) op->behind = op_request(c, before);
+    if (op->bucket < op->stride) op->bucket = bucket_of((int)arrivals, op->stride);
+    if (op_reduces(op) && op->bucket > most) op->bucket = most / POOL_ALIGN * POOL_ALIGN;
+    op->buckets = level.pieces * (int64_t)((op->stride + op->bucket - 1) / op->bucket);
+}
+
+static Op *start_level(Comm *c, Op *op, Level level) {
+    set_level(c, op, level, NULL);
+    start(c, op);
+    return op;
 }
 
 /* Posts the first messages and returns the request, which is 0 if it has already ended. Releases the lock
  * that enter has taken. */
 static ErrorCode launch(Comm *c, Op *op, CommRequest *request, Error *err) {
     if (op) {
-        if (op->group) set_streams(op);
-        if (op->group && op->group->communicator) communicators_start(c, op);
+        start(c, op);
         *request = op_request(c, op);
         transfer_progress(c, device_of(c));
         if (op_ended(c, *request)) *request = 0;
@@ -513,8 +579,15 @@ static Op *begin_ranges(Comm *c, OpKind kind, Group *g, const CommRange *ranges,
 ErrorCode comm_all_gather(Comm *c, AxisSet set, const CommRange *ranges, size_t width, void *all,
                           CommRequest *request, Error *err) {
     TRY(enter(c, set, request, err));
-    Op *op = begin_ranges(c, OP_ALL_GATHER, group_of(c, set), ranges, width);
+    Group *g = group_of(c, set);
+    Op *op = begin_ranges(c, OP_ALL_GATHER, g, ranges, width);
     if (op) op->source = op->target = all;
+    if (op && g->inside > 1) {
+        Op *between = start_level(c, op, between_level(g, 0));
+        op = begin_ranges(c, OP_ALL_GATHER, g, ranges, width);
+        if (op)
+            op->source = op->target = all, set_level(c, op, inside_level(g, g->size / g->inside, 0), between);
+    }
     return launch(c, op, request, err);
 }
 
@@ -553,6 +626,30 @@ ErrorCode comm_all_to_all_v(Comm *c, AxisSet set, size_t width, const CommRange 
     return launch(c, op, request, err);
 }
 
+static void take_sum(Op *op, CommType type, const void *in, void *out, void *workspace) {
+    op->type = type;
+    op->source = in;
+    op->target = out;
+    op->workspace = workspace;
+}
+
+/* In place: inside machines, all ranges of ranks with this rank's index; then, between machines, its own. */
+static ErrorCode reduce_scatter_levels(Comm *c, Group *g, CommType type, const CommRange *ranges, char *data,
+                                       void *workspace, CommRequest *request, Error *err) {
+    size_t width = type_bytes(type),
+           bytes = comm_reduce_scatter_workspace(g->size, type, comm_largest(ranges, g->size));
+    Op *op = begin_ranges(c, OP_REDUCE_SCATTER, g, ranges, width);
+    if (op) {
+        take_sum(op, type, data, data, workspace);
+        const Op *inside = start_level(c, op, inside_level(g, g->size / g->inside, bytes));
+        if ((op = begin_ranges(c, OP_REDUCE_SCATTER, g, ranges, width))) {
+            take_sum(op, type, data, data + (size_t)ranges[g->rank].first * width, workspace);
+            set_level(c, op, between_level(g, bytes), inside);
+        }
+    }
+    return launch(c, op, request, err);
+}
+
 /* outer NULL: the group is the whole sum. */
 static ErrorCode reduce_scatter(Comm *c, Group *g, const Group *outer, CommType type, const CommRange *ranges,
                                 const void *in, void *out, void *workspace, CommRequest *request,
@@ -562,10 +659,7 @@ static ErrorCode reduce_scatter(Comm *c, Group *g, const Group *outer, CommType 
     if (g->size == 1) copy(c, out, own, (size_t)ranges[g->rank].count * width);
     Op *op = begin_ranges(c, OP_REDUCE_SCATTER, g, ranges, width);
     if (op) {
-        op->type = type;
-        op->source = in;
-        op->target = out;
-        op->workspace = workspace;
+        take_sum(op, type, in, out, workspace);
         if (outer && is_split(g->size, outer->size, type)) {
             /* The blocks of this rank's run, except for the first, go to ranges that have been sent
              * already. */
@@ -590,6 +684,33 @@ typedef struct Inner {
     char *sums;
 } Inner;
 
+/* Each rank of the level's span sums `each` elements; the last ones fewer. Rank r of an inner level sums the
+ * range that the level between machines divides. */
+static Op *begin_reduce(Comm *c, OpKind kind, Group *g, Level level, CommType type, char *data, int64_t each,
+                        int64_t count, void *workspace, const Op *before) {
+    size_t width = type_bytes(type), stride = (size_t)each * width;
+    Op *op = begin_collective(c, kind, g, stride, (size_t)count * width, level.span.size - 1);
+    if (!op) return NULL;
+    take_sum(op, type, data, kind == OP_REDUCE_SCATTER ? data + (size_t)level.span.rank * stride : data,
+             kind == OP_ALL_GATHER ? NULL : workspace);
+    set_level(c, op, level, before);
+    return op;
+}
+
+static Op *all_reduce_levels(Comm *c, Group *g, CommType type, char *data, int64_t count, void *workspace) {
+    size_t bytes = comm_all_reduce_workspace(g->size, type, count);
+    Level inside = inside_level(g, 1, bytes), between = between_level(g, bytes);
+    int64_t each = reduce_range(g->inside, count), own = elements_of(g->inside, count, inside.span.rank);
+    char *range = data + (size_t)inside.span.rank * (size_t)each * type_bytes(type);
+    Op *op = begin_reduce(c, OP_REDUCE_SCATTER, g, inside, type, data, each, count, workspace, NULL);
+    if (op) start(c, op);
+    if (op)
+        op = begin_reduce(c, OP_ALL_REDUCE, g, between, type, range, reduce_range(between.span.size, each),
+                          own, workspace, op);
+    if (op) start(c, op);
+    return op ? begin_reduce(c, OP_ALL_GATHER, g, inside, type, data, each, count, NULL, op) : NULL;
+}
+
 static ErrorCode all_reduce(Comm *c, Group *g, const Inner *inner, CommType type, char *data, int64_t count,
                             void *workspace, CommRequest *request, Error *err) {
     size_t bytes, width = type_bytes(type), stride = (size_t)reduce_range(g->size, count) * width;
@@ -597,11 +718,11 @@ static ErrorCode all_reduce(Comm *c, Group *g, const Inner *inner, CommType type
     bool split = inner && is_split(inner->group->size, g->size, type);
     int arrivals = (split ? outer_sums(inner->group->size, g->size) : g->size) - 1;
     Op *op = NULL;
-    if (g->size > 1 && bytes && (op = begin_collective(c, OP_ALL_REDUCE, g, stride, bytes, arrivals))) {
-        op->type = type;
-        op->source = data;
-        op->target = data;
-        op->workspace = workspace;
+    if (bytes && !split && has_levels(g->inside, type)) {
+        op = all_reduce_levels(c, g, type, data, count, workspace);
+    } else if (g->size > 1 && bytes &&
+               (op = begin_collective(c, OP_ALL_REDUCE, g, stride, bytes, arrivals))) {
+        take_sum(op, type, data, data, workspace);
         if (split) {
             op->leaves = inner->group->size * g->size, op->run = inner->group->size;
             op->own = inner->group->rank, op->sums = inner->sums, op->shards = inner->ranges;
@@ -631,6 +752,8 @@ ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type, c
     TRY(enter(c, inner, request, err));
     Group *g = group_of(c, inner);
     char *own = (char *)data + (size_t)ranges[g->rank].first * type_bytes(type);
+    if (has_levels(g->inside, type) && !is_split(g->size, group_of(c, outer)->size, type))
+        return reduce_scatter_levels(c, g, type, ranges, data, workspace, request, err);
     return reduce_scatter(c, g, group_of(c, outer), type, ranges, data, own, workspace, request, err);
 }
 

@@ -16,9 +16,13 @@
  *  4. Data crosses the network once: each rank sends and receives (n-1)/n of the data in an all-gather or a
  *     reduce-scatter, and twice that in an all-reduce. The outer step of a two-step sum is an all-reduce that
  *     sends more only where the tree needs it.
- *  5. The first failure is sticky: every later call returns it. comm_agree (while all ranks take part, as in
+ *  5. Collectives over several machines have two levels (Mesh.machine): comm_all_gather, comm_all_reduce,
+ *     comm_sum_inner and comm_sum_outer move data between machines and inside each apart, so that a byte
+ *     crosses to another machine once, not once for each of its ranks. The bits are the same. Groups with
+ *     unequal numbers of ranks on machines, and fp32 sums where that number is no power of two, have one level.
+ *  6. The first failure is sticky: every later call returns it. comm_agree (while all ranks take part, as in
  *     setup) or comm_fail (while others may be waiting) makes the failure of one rank the failure of all.
- *  6. Calls come from one thread. The progress thread and the watchdog belong to this module.
+ *  7. Calls come from one thread. The progress thread and the watchdog belong to this module.
  *
  * Pointers are tensor memory in the asynchronous operations and plain host memory in the small blocking ones.
  * Tensors in separate device memory go over the device's communicators (communicators.c) or are staged
@@ -77,6 +81,9 @@ int comm_local_rank(const Comm *c); /* among the ranks of this machine */
 int comm_local_size(const Comm *c); /* ranks of this machine: they share its cores */
 /* Cores that the ranks of this machine may run on, in union; 0: not known, or there is one rank. */
 int comm_local_cores(const Comm *c);
+/* For Mesh.machine: consecutive ranks of each of several machines; 0 if there is one machine, or machines have
+ * unequal numbers of ranks or ranks that are not consecutive. */
+int comm_machine_ranks(const Comm *c);
 
 /* Creates the groups of every set of axes. All ranks call it once, with the same mesh, whose world is
  * comm_size. */
@@ -234,15 +241,18 @@ void comm_fail(Comm *c, const Error *err);
  * COMM_HEADER of each message. The small blocking operations are not counted. */
 typedef struct CommTraffic {
     int64_t bytes, messages;
+    int64_t between; /* bytes of collectives to other machines, where Mesh.machine tells machines apart */
 } CommTraffic;
 CommTraffic comm_traffic(Comm *c, AxisSet set); /* collectives started on this set */
 CommTraffic comm_point_traffic(Comm *c);        /* comm_send */
 void comm_reset_traffic(Comm *c);
 /* Elements that rank `rank` of a group sends; the counters must show this. In an all-gather each rank sends
- * its range to all others, in a reduce-scatter each range to its owner. */
-int64_t comm_gather_traffic(const CommRange *ranges, int ranks, int rank);
+ * its range to all others, in a reduce-scatter each range to its owner. inside: ranks of the inner level
+ * (mesh_inside); a reduce-scatter sends as much with levels as without. */
+int64_t comm_gather_traffic(const CommRange *ranges, int ranks, int inside, int rank);
 int64_t comm_scatter_traffic(const CommRange *ranges, int ranks, int rank);
 /* Bytes that rank `rank` of the outer group sends in comm_sum_outer; with inner 1, in an all-reduce. */
-int64_t comm_sum_outer_traffic(int inner, int outer, int rank, CommType type, int64_t count);
+int64_t comm_sum_outer_traffic(int inner, int outer, int inside /* of outer */, int rank, CommType type,
+                               int64_t count);
 
 #endif

@@ -179,8 +179,7 @@ static void post(Comm *c, Op *op, StreamId id, int64_t item) {
         w->receive(c->device, op->group->communicator, p.peer, p.data, p.bytes);
     } else {
         w->send(c->device, op->group->communicator, p.peer, p.data, p.bytes);
-        c->traffic[op->asked].bytes += (int64_t)p.bytes;
-        c->traffic[op->asked].messages++;
+        transfer_count(c, op, p.peer, p.bytes);
     }
 }
 

@@ -29,9 +29,16 @@ typedef struct Group {
     int channel;
     DeviceStream communicator; /* ON_COMPUTE if there is none */
     int rank, size;
+    int inside;       /* ranks of the inner level (mesh_inside); 1: one level */
     uint64_t started; /* operations started so far; gives their tags */
     struct Op *queue; /* operations under way, in the order of their start */
 } Group;
+
+/* The ranks of a group between which an operation moves data: all of them, those of one machine, or those with
+ * one index in their machine. Rank p of the span is rank first + p * step of the group. */
+typedef struct Span {
+    int first, step, size, rank; /* rank: this rank's */
+} Span;
 
 /* A sequence of messages posted in order, of which at most WINDOW are open. */
 typedef struct Stream {
@@ -77,7 +84,12 @@ typedef struct Op {
     /* Collectives. The range of rank p is given by `ranges`, in elements of `width` bytes; if that is NULL,
      * it is `stride` bytes from p * stride on, clipped at `total`. Data moves in buckets. */
     Group *group;
-    AxisSet asked; /* the set asked for, which maps to that group; traffic is counted there */
+    Span span;
+    /* One level of a collective over several machines: the inner one moves `pieces` ranges of each rank, those
+     * of ranks with its index on all machines, one after the other. The second level waits for the first. */
+    int pieces;
+    CommRequest behind; /* 0: none */
+    AxisSet asked;      /* the set asked for, which maps to that group; traffic is counted there */
     CommType type;
     const CommRange *ranges;
     const CommRange *arriving; /* all-to-all-v: what arrives; `ranges` is what is sent */
@@ -164,7 +176,7 @@ typedef struct RankProcess {
 } RankProcess;
 
 struct Comm {
-    int rank, size, local_rank, local_size, local_cores;
+    int rank, size, local_rank, local_size, local_cores, machine_ranks;
     bool joined; /* there is a transport */
     /* Ranks and those set aside (comm_set_aside), which are numbered from `size` on: `all` of them, and what
      * the transport calls each. */
@@ -300,6 +312,7 @@ bool transfer_test(Comm *c, int event);
 bool transfer_progress(Comm *c, Device *device);
 
 StreamItem transfer_item(const Op *op, StreamId id, int64_t item);
+void transfer_count(Comm *c, const Op *op, int peer /* in the group */, size_t bytes); /* what is sent */
 /* Adds up the next bucket of this rank's range, on a stream. */
 void transfer_add_up(Comm *c, Op *op, Device *device, DeviceStream on);
 void transfer_check_header(Comm *c, const Op *op);

@@ -112,15 +112,32 @@ void transport_own_cores(cpu_set_t *out) {
     if (sched_getaffinity(0, sizeof *out, out) != 0) CPU_ZERO(out);
 }
 
+int transport_machine_ranks(const uint64_t *hosts, int size) {
+    int ranks = 0;
+    while (ranks < size && hosts[ranks] == hosts[0]) ranks++;
+    if (ranks == size || size % ranks != 0) return 0;
+    for (int p = 0; p < size; p++) {
+        int first = p / ranks * ranks;
+        if (hosts[p] != hosts[first]) return 0;
+        for (int q = 0; q < first && p == first; q += ranks)
+            if (hosts[q] == hosts[p]) return 0;
+    }
+    return ranks;
+}
+
 void transport_find_local(CommTransport *t, const TransportPlace *places) {
     cpu_set_t all;
+    uint64_t *hosts = mem_alloc_array((size_t)t->size, sizeof *hosts);
     CPU_ZERO(&all);
     t->local_rank = t->local_size = 0;
     for (int p = 0; p < t->size; p++) {
+        hosts[p] = places[p].host;
         if (places[p].host != places[t->rank].host) continue;
         t->local_rank += p < t->rank;
         t->local_size++;
         CPU_OR(&all, &all, &places[p].cores);
     }
     t->local_cores = CPU_COUNT(&all);
+    t->machine_ranks = transport_machine_ranks(hosts, t->size);
+    free(hosts);
 }

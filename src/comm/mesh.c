@@ -164,7 +164,8 @@ ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *e
     *mesh = (Mesh){{(int)o.pp, (int)o.dp_replicate, (int)o.dp_shard / shards, shards, (int)o.cp / contexts,
                     contexts, (int)o.tp, 1},
                    world,
-                   mesh_folds(&o)};
+                   mesh_folds(&o),
+                   o.machine < world ? (int)o.machine : 0};
     return OK;
 }
 
@@ -198,7 +199,7 @@ static bool try_axes(const Mesh *now, int left, int i, MeshFits *fits, const voi
 }
 
 bool mesh_shrink(const Mesh *now, int ranks, MeshFits *fits, const void *context, MeshOptions *out) {
-    *out = (MeshOptions){.dp_replicate = 1, .etp = now->folded};
+    *out = (MeshOptions){.dp_replicate = 1, .etp = now->folded, .machine = now->machine};
     for (int world = ranks; world > 0; world--)
         if (try_axes(now, world, 0, fits, context, out)) return true;
     return false;
@@ -211,7 +212,8 @@ MeshOptions mesh_degrees(const Mesh *mesh) {
                          .cp = mesh_degree(mesh, AXIS_CP),
                          .tp = mesh_degree(mesh, AXIS_TP),
                          .ep = mesh_degree(mesh, AXIS_EP),
-                         .etp = mesh->folded};
+                         .etp = mesh->folded,
+                         .machine = mesh->machine};
 }
 
 static int partner_distance(const Mesh *mesh) { return mesh->world > 1 ? mesh->world / 2 : 0; }
@@ -296,6 +298,21 @@ int mesh_member(const Mesh *mesh, AxisSet set, int rank, int group_rank) {
             group_rank /= mesh->degree[axis];
         }
     return mesh_rank(mesh, at);
+}
+
+int mesh_inside(const Mesh *mesh, AxisSet set, int rank) {
+    int size = mesh_size(mesh, set), inside = 0;
+    if (mesh->machine == 0) return 1;
+    const int first = mesh_member(mesh, set, rank, 0) / mesh->machine;
+    while (inside < size && mesh_member(mesh, set, rank, inside) / mesh->machine == first) inside++;
+    if (inside == size || size % inside != 0) return 1;
+    for (int i = 0, last = -1; i < size; i += inside) {
+        int machine = mesh_member(mesh, set, rank, i) / mesh->machine;
+        if (machine == last || mesh_member(mesh, set, rank, i + inside - 1) / mesh->machine != machine)
+            return 1;
+        last = machine;
+    }
+    return inside;
 }
 
 int mesh_dp_degree(const Mesh *mesh) { return mesh_size(mesh, MESH_DATA); }

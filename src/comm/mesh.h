@@ -65,12 +65,16 @@ char *mesh_set_name(AxisSet set, char out[64]);
 /* Requested degrees; dp_shard -1 takes the remaining ranks, and etp 0 is tp. */
 typedef struct MeshOptions {
     int64_t pp, dp_replicate, dp_shard, cp, tp, ep, etp;
+    int64_t machine; /* Mesh.machine; no option */
 } MeshOptions;
 
 typedef struct Mesh {
     int degree[AXES]; /* each at least 1; their product is world */
     int world;
     bool folded; /* ranks of tp divide experts */
+    /* Collectives over several machines have two levels, inside a machine and between machines (comm.h): how
+     * many consecutive ranks each machine has. 0: one level. */
+    int machine;
 } Mesh;
 
 /* The same mesh with another number of replicas (dp_replicate). */
@@ -107,6 +111,9 @@ void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]);
 int mesh_size(const Mesh *mesh, AxisSet set);
 int mesh_group_rank(const Mesh *mesh, AxisSet set, int rank);
 int mesh_member(const Mesh *mesh, AxisSet set, int rank, int group_rank);
+/* Ranks of the inner level of a group: the group has so many consecutive members on each of several machines.
+ * 1: its collectives have one level. */
+int mesh_inside(const Mesh *mesh, AxisSet set, int rank);
 
 /* Data parallelism (MESH_DATA): how many ranks read different data, and the index of a rank among them,
  * dp_replicate_rank * dp_shard + dp_shard_rank. */

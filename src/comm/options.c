@@ -55,6 +55,13 @@ const Option comm_options[] = {
     CHOICE("comm.progress_thread", progress_thread, "auto", CHOICE_WORDS(PROGRESS_THREADS), NOTHING,
            "A thread that moves messages while the others compute; auto: where a core is left for it.",
            LOCAL),
+    /* Movement and sums of blocks of the canonical tree: the curve has the same bits. */
+    BOOL(
+        "comm.two_levels", two_levels, "true", NOTHING,
+        "Over several machines with equally many ranks, collectives of parameters and gradients move between "
+        "machines and inside each apart, so that each byte crosses to another machine once (hierarchical "
+        "all-gather, reduce-scatter and all-reduce); the curve has the same bits.",
+        LOCAL, ELSEWHERE("hierarchical_allreduce")),
     /* Has no effect on the curve, so a resumed run may raise it. */
     REAL("comm.watchdog_s", watchdog_s, "600", 0, 1e9, NOTHING,
          "A rank that waits this many seconds for another ends the run, and each reports what it was doing; "

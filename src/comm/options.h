@@ -13,7 +13,8 @@ typedef enum TransportChoice { TRANSPORTS(CHOICE_CONSTANT) } TransportChoice;
 typedef struct CommOptions {
     int transport;       /* TransportChoice */
     int progress_thread; /* ProgressThread */
-    double watchdog_s;   /* 0: none */
+    bool two_levels;
+    double watchdog_s; /* 0: none */
 } CommOptions;
 
 extern const Option mesh_options[], comm_options[];

@@ -12,11 +12,19 @@
  *     groups are not blocks of the tree, the inner step leaves several partial sums (the blocks of its run)
  *     instead of one, in ranges that this rank has already sent. The outer step sends them all, and folds
  *     those of all ranks.
- *  5. A message is one stream: a header, then the data in pieces. The header says what follows, so a receiver
+ *  5. A collective over several machines is up to three operations of the group, one for each level, which
+ *     wait for each other in turn:
+ *         all-gather                 between machines, inside
+ *         reduce-scatter (in place)  inside, between
+ *         all-reduce                 reduce-scatter inside, all-reduce of this rank's range between, all-gather
+ *                                    inside
+ *     Rank j of a machine exchanges with rank j of each other machine, so that each byte crosses to a machine
+ *     once. A machine's sum is a block of the canonical tree over the group if its ranks are a power of two.
+ *  6. A message is one stream: a header, then the data in pieces. The header says what follows, so a receiver
  *     never takes one message for another.
- *  6. Every open post has an entry in one table, whose index is the transport's event. The table holds as
+ *  7. Every open post has an entry in one table, whose index is the transport's event. The table holds as
  *     many as the windows of all operations allow, so it never grows.
- *  7. In the guard build tensor memory stays unlocked while an operation is under way: other ranks may read
+ *  8. In the guard build tensor memory stays unlocked while an operation is under way: other ranks may read
  *     it at any time. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,8 +87,8 @@ CommRequest op_request(const Comm *c, const Op *op) {
 }
 
 bool op_ended(const Comm *c, CommRequest request) {
-    uint32_t item_address = (uint32_t)request;
-    return item_address == 0 || c->ops[item_address - 1].generation != (uint32_t)(request >> 32);
+    uint32_t slot = (uint32_t)request;
+    return slot == 0 || c->ops[slot - 1].generation != (uint32_t)(request >> 32);
 }
 
 void op_describe(const Comm *c, const Op *op, char *out, size_t size) {
@@ -197,28 +205,40 @@ void transfer_item_done(Stream *s, int64_t item) {
     }
 }
 
-static size_t range_start(const Op *op, int range) {
-    return op->ranges ? (size_t)op->ranges[range].first * op->width : (size_t)range * op->stride;
+/* The range of rank p of the span that bucket b is of. */
+static const CommRange *range_of(const Op *op, int p, int64_t b) {
+    const Span *s = &op->span;
+    return op->pieces > 1 ? &op->ranges[b / (op->buckets / op->pieces) * s->size + p]
+                          : &op->ranges[s->first + p * s->step];
+}
+
+static size_t range_start(const Op *op, int p, int64_t b) {
+    return op->ranges ? (size_t)range_of(op, p, b)->first * op->width : (size_t)p * op->stride;
+}
+
+/* Offset of bucket b in its range. */
+static size_t bucket_start(const Op *op, int64_t b) {
+    return (size_t)(b % (op->buckets / op->pieces)) * op->bucket;
 }
 
 /* The last ranges of an all-reduce may be short, or beyond its end. */
-static size_t range_bytes(const Op *op, int range) {
-    size_t start = range_start(op, range);
-    if (op->ranges) return (size_t)op->ranges[range].count * op->width;
+static size_t range_bytes(const Op *op, int p, int64_t b) {
+    if (op->ranges) return (size_t)range_of(op, p, b)->count * op->width;
+    size_t start = range_start(op, p, b);
     if (start >= op->total) return 0;
     return op->total - start < op->stride ? op->total - start : op->stride;
 }
 
 /* Bytes of bucket b, of `whole` bytes. */
 static size_t bytes_in_bucket(const Op *op, size_t whole, int64_t b) {
-    size_t start = (size_t)b * op->bucket;
+    size_t start = bucket_start(op, b);
     if (start >= whole) return 0;
     return whole - start < op->bucket ? whole - start : op->bucket;
 }
 
-/* Bytes of bucket b of a range. */
-static size_t bucket_bytes(const Op *op, int range, int64_t b) {
-    return bytes_in_bucket(op, range_bytes(op, range), b);
+/* Bytes of bucket b of the range of rank p of the span. */
+static size_t bucket_bytes(const Op *op, int p, int64_t b) {
+    return bytes_in_bucket(op, range_bytes(op, p, b), b);
 }
 
 /* ---- blocks of a two-step sum ---- */
@@ -248,8 +268,8 @@ static char *block_address(const Op *op, int k) {
 void stream_items(Op *op, StreamId id) {
     const Group *g = op->group;
     Stream *s = &op->streams[id];
-    /* One item for each other rank; in an outer step one for each block that is sent or received. */
-    s->per_bucket = g->size - 1;
+    /* One item for each other rank of the span; in an outer step one for each block that is sent or received. */
+    s->per_bucket = op->span.size - 1;
     if (is_outer(op) && id == REDUCE_SEND) s->per_bucket *= blocks_of(op, g->rank);
     if (is_outer(op) && id == REDUCE_RECV) {
         s->per_bucket = 0;
@@ -260,13 +280,13 @@ void stream_items(Op *op, StreamId id) {
 
 typedef struct Item {
     int64_t bucket;
-    int peer, block;
+    int peer, block; /* peer: its rank in the span */
 } Item;
 
 /* Computes bucket, rank and block from the number of an item (invariant 1). With blocks, goes through the
  * distances, since ranks have different numbers of blocks. */
 static Item item_of(const Op *op, StreamId id, int64_t item) {
-    const Group *g = op->group;
+    const Span *g = &op->span;
     int64_t per_bucket = op->streams[id].per_bucket;
     int left = (int)(item % per_bucket), sends = id == REDUCE_SEND || id == GATHER_SEND,
         step = sends ? 1 : g->size - 1;
@@ -292,7 +312,7 @@ static const CommRange *exchanged(const Op *op, StreamId id, Item at) {
 /* Where the addend (or a block of it) of another rank for bucket b of this rank's range is kept. Two buckets
  * alternate: b and b + 1 exist at a time, b + 2 only when b has been summed (ready). */
 static char *arrival(const Op *op, int64_t b, int from, int block) {
-    const Group *g = op->group;
+    const Span *g = &op->span;
     int64_t at = from < g->rank ? from : from - 1;
     if (is_outer(op)) {
         at = 0;
@@ -305,8 +325,8 @@ static char *arrival(const Op *op, int64_t b, int from, int block) {
 /* Memory that an item is read from or written to. Addends of a range go to its owner; its sum goes from its
  * owner to all. */
 static char *item_address(const Op *op, StreamId id, Item at) {
-    size_t offset = (size_t)at.bucket * op->bucket, theirs = range_start(op, at.peer),
-           own = range_start(op, op->group->rank);
+    size_t offset = bucket_start(op, at.bucket), theirs = range_start(op, at.peer, at.bucket),
+           own = range_start(op, op->span.rank, at.bucket);
     char *source = (char *)(uintptr_t)op->source; /* what is sent is only read */
     if (op->kind == OP_ALL_TO_ALL_V)
         return (id == GATHER_SEND ? source : op->target) + (size_t)exchanged(op, id, at)->first * op->width +
@@ -325,15 +345,23 @@ static size_t item_bytes(const Op *op, StreamId id, Item at) {
     bool own = id == REDUCE_RECV || id == GATHER_SEND; /* whose range it is */
     if (op->kind == OP_ALL_TO_ALL_V)
         return bytes_in_bucket(op, (size_t)exchanged(op, id, at)->count * op->width, at.bucket);
-    return bucket_bytes(op, own ? op->group->rank : at.peer, at.bucket);
+    return bucket_bytes(op, own ? op->span.rank : at.peer, at.bucket);
 }
 
 StreamItem transfer_item(const Op *op, StreamId id, int64_t item) {
     Item at = item_of(op, id, item);
-    return (StreamItem){.peer = at.peer,
+    return (StreamItem){.peer = op->span.first + at.peer * op->span.step,
                         .receives = id == REDUCE_RECV || id == GATHER_RECV,
                         .data = item_address(op, id, at),
                         .bytes = item_bytes(op, id, at)};
+}
+
+void transfer_count(Comm *c, const Op *op, int peer, size_t bytes) {
+    const Group *g = op->group;
+    CommTraffic *traffic = &c->traffic[op->asked];
+    traffic->bytes += (int64_t)bytes;
+    traffic->messages++;
+    if (peer / g->inside != g->rank / g->inside) traffic->between += (int64_t)bytes;
 }
 
 /* Posts item t.item of stream t.stream. */
@@ -343,10 +371,7 @@ static void post(Comm *c, Transfer t, char *data) {
      * time. */
     uint64_t phase = t.stream <= REDUCE_RECV ? 0 : 1,
              tag = (2 * t.op->sequence + phase) % (uint64_t)c->transport->tags;
-    if (!t.receives) {
-        c->traffic[t.op->asked].bytes += (int64_t)t.bytes;
-        c->traffic[t.op->asked].messages++;
-    }
+    if (!t.receives) { transfer_count(c, t.op, t.peer, t.bytes); }
     transfer_post(c, t, g->channel, (int64_t)tag, data);
 }
 
@@ -396,9 +421,9 @@ static void sum(Comm *c, const Op *op, Device *device, int n, void *out, size_t 
 
 /* The group is the whole sum. */
 static void add_whole(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) {
-    const Group *g = op->group;
-    size_t range = range_start(op, g->rank), offset = (size_t)b * op->bucket;
-    char *out = op->kind == OP_ALL_REDUCE ? op->target + range : op->target;
+    const Span *g = &op->span;
+    size_t range = range_start(op, g->rank, b), offset = bucket_start(op, b);
+    char *out = op->kind == OP_ALL_REDUCE || op->pieces > 1 ? op->target + range : op->target;
     for (int p = 0; p < g->size; p++)
         c->addends[p] = p == g->rank ? op->source + range + offset : arrival(op, b, p, 0);
     sum(c, op, device, g->size, out + offset, bytes);
@@ -410,7 +435,7 @@ static void add_whole(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) 
 static void add_blocks(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) {
     const Group *g = op->group;
     size_t offset = (size_t)b * op->bucket;
-    const char *own = op->source + range_start(op, g->rank) + offset;
+    const char *own = op->source + range_start(op, g->rank, b) + offset;
     TreeBlock blocks[TREE_BLOCKS];
     int count = tree_blocks(op->leaves, (TreeBlock){op->first, op->run}, blocks), with = 0;
     while (blocks[with].first + blocks[with].size <= op->first + g->rank) with++;
@@ -437,7 +462,7 @@ typedef struct Fold {
 static char *next_leaf(Fold *f) {
     const Op *op = f->op;
     const Group *g = op->group;
-    size_t own = range_start(op, g->rank) + (size_t)f->bucket * op->bucket;
+    size_t own = range_start(op, g->rank, f->bucket) + (size_t)f->bucket * op->bucket;
     int rank = f->rank, block = f->block++;
     if (f->block == blocks_of(op, rank)) f->rank++, f->block = 0;
     return rank == g->rank ? block_address(op, block) + own : arrival(op, f->bucket, rank, block);
@@ -459,7 +484,7 @@ static char *fold(Fold *f, TreeBlock block, char *out) {
  * for this one: the lock is held. */
 void transfer_add_up(Comm *c, Op *op, Device *device, DeviceStream on) {
     int64_t b = op->summed++;
-    size_t bytes = bucket_bytes(op, op->group->rank, b);
+    size_t bytes = bucket_bytes(op, op->span.rank, b);
     if (bytes == 0) return;
     DeviceStream before = device_on(on);
     if (!op->leaves) {
@@ -468,7 +493,7 @@ void transfer_add_up(Comm *c, Op *op, Device *device, DeviceStream on) {
         add_blocks(c, op, device, b, bytes);
     } else {
         Fold f = {.c = c, .op = op, .device = device, .bucket = b, .bytes = bytes};
-        char *out = op->target + range_start(op, op->group->rank) + (size_t)b * op->bucket;
+        char *out = op->target + range_start(op, op->span.rank, b) + (size_t)b * op->bucket;
         fold(&f, (TreeBlock){0, op->leaves}, out);
     }
     /* A communicator continues by itself; MPI sends from that memory. */
@@ -511,8 +536,10 @@ static bool advance(Comm *c, Op *op, Device *device) {
     return moved;
 }
 
-/* Whether an earlier operation of the group uses the same workspace. */
-static bool held_back(const Group *g, const Op *op) {
+/* Whether it is the next level of an operation that has not ended, or an earlier operation of the group uses
+ * the same workspace. */
+static bool held_back(const Comm *c, const Group *g, const Op *op) {
+    if (!op_ended(c, op->behind)) return true;
     for (const Op *earlier = g->queue; earlier != op; earlier = earlier->next)
         if (earlier->workspace && earlier->workspace == op->workspace) return true;
     return false;
@@ -524,7 +551,7 @@ static bool advance_group(Comm *c, Group *g, Device *device) {
     for (Op **at = &g->queue; *at && active < COMM_ACTIVE && c->failure.code == OK;) {
         Op *op = *at;
         bool on_communicators = op->event != 0;
-        if (!on_communicators && !held_back(g, op)) moved |= advance(c, op, device);
+        if (!on_communicators && !held_back(c, g, op)) moved |= advance(c, op, device);
         if (on_communicators ? communicators_reached(c, op) : collective_ended(op)) {
             *at = op->next;
             op_end(c, op);

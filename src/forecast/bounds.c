@@ -10,7 +10,7 @@ Config bounds_config(const Bounds *b, const Choice *c) {
     Config out = *b->config;
     bool same = strcmp(c->schedule, out.pipeline.schedule) == 0 &&
                 c->stages_per_rank == (int)out.pipeline.stages_per_rank;
-    out.mesh = (MeshOptions){c->pp, c->replicas, -1, c->cp, c->tp, c->ep, c->etp};
+    out.mesh = (MeshOptions){c->pp, c->replicas, -1, c->cp, c->tp, c->ep, c->etp, out.mesh.machine};
     out.train.microbatch = c->sequences;
     out.train.tokens_per_step = b->step * out.train.context;
     out.train.recompute = c->recompute;
@@ -467,8 +467,7 @@ typedef struct View {
 enum { LINE = 16 }; /* shards are cut at multiples of so many elements (program/cuts.h) */
 
 static int shards_of_flat(const View *v, int flat) {
-    bool experts = flat == FLAT_EXPERTS || flat == FLAT_EXPERT_VECTORS || flat == FLAT_FROZEN_EXPERTS;
-    return experts ? v->shards / sources_of(v->c->ep, v->c->etp, v->c->tp) : v->shards;
+    return flat_of_experts((Flat)flat) ? v->shards / sources_of(v->c->ep, v->c->etp, v->c->tp) : v->shards;
 }
 
 /* Elements of the largest and of the smallest shard of a flat. */
@@ -480,15 +479,24 @@ static double smallest(const View *v, double elements, int shards) {
     return fmax(0, elements - (shards - 1) * largest(v, elements, shards));
 }
 
+/* mesh_inside of ranks that are `stride` apart, whose groups follow each other. */
+static int inside_of(const View *v, int ranks, int stride) {
+    int machine = (int)v->p->b->config->mesh.machine;
+    bool levels = machine > 0 && machine % stride == 0 && ranks * stride % machine == 0;
+    return levels && machine < ranks * stride ? machine / stride : 1;
+}
+
 /* Seconds of a unit's gather, reduce-scatter, and all-reduce over replicas. */
 typedef enum Crossing { GATHERS, SCATTERS, ALL_REDUCES } Crossing;
-static double crossing(const View *v, int unit, Crossing what) {
+static double crossing_of(const View *v, int unit, Crossing what, bool experts) {
     double bytes = 0;
-    int operations = 0, end = what == GATHERS ? FLATS : GRADIENT_FLATS;
+    int operations = 0, end = what == GATHERS ? FLATS : GRADIENT_FLATS, ranks = v->c->replicas,
+        stride = v->c->tp * v->shards;
     for (int f = 0; f < end; f++) {
         const FlatSize *flat = &v->probe->flats[unit][f];
         int n = shards_of_flat(v, f);
         double least = smallest(v, flat->elements, n), own = 0;
+        if (flat_of_experts((Flat)f) != experts && what != ALL_REDUCES) continue;
         if (what == GATHERS)
             own = (n - 1) * least * flat->width;
         else if (what == SCATTERS)
@@ -496,11 +504,18 @@ static double crossing(const View *v, int unit, Crossing what) {
         else
             own = 2 * (1 - 1.0 / v->c->replicas) * least * v->gradient;
         bytes += own, operations += own > 0;
+        if (what != ALL_REDUCES) ranks = n, stride = v->c->tp * (v->shards / n);
     }
-    bool outer = what == ALL_REDUCES;
-    int stride = outer ? v->c->tp * v->shards : v->c->tp;
-    return hardware_collective(v->p->b->speed.hardware, outer ? v->c->replicas : v->shards, stride, bytes,
-                               operations);
+    if (operations == 0) return 0;
+    const Hardware *h = v->p->b->speed.hardware;
+    int inside = inside_of(v, ranks, stride);
+    return inside > 1 ? hardware_levels(h, ranks, inside, bytes, operations)
+                      : hardware_collective(h, ranks, stride, bytes, operations);
+}
+
+static double crossing(const View *v, int unit, Crossing what) {
+    double seconds = crossing_of(v, unit, what, false);
+    return what == ALL_REDUCES ? seconds : seconds + crossing_of(v, unit, what, true);
 }
 
 /* Calls for each unit that a pipeline rank runs. */

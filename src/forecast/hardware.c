@@ -233,6 +233,13 @@ double hardware_collective(const Hardware *h, int ranks, int stride, double byte
                           (1 - near) * bytes / (1e9 * h->links.between_gb_per_s));
 }
 
+double hardware_levels(const Hardware *h, int ranks, int local, double bytes, int operations) {
+    double far = (double)(ranks / local - 1) / (ranks - 1);
+    return operations * 1e-6 * (h->links.between_us + h->links.inside_us) +
+           far * bytes / (1e9 * h->links.between_gb_per_s) +
+           (1 - far) * bytes / (1e9 * h->links.inside_gb_per_s);
+}
+
 double hardware_message(const Hardware *h, int stride, double bytes) {
     bool outside = stride >= h->links.ranks;
     return 1e-6 * (outside ? h->links.between_us : h->links.inside_us) +

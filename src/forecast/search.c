@@ -172,7 +172,7 @@ static void take_plans(const Space *s, Choice c) {
     for (c.replicas = 1; c.replicas <= data; c.replicas++) {
         Mesh mesh;
         if (data % c.replicas != 0) continue;
-        MeshOptions o = {c.pp, c.replicas, -1, c.cp, c.tp, c.ep, c.etp};
+        MeshOptions o = {c.pp, c.replicas, -1, c.cp, c.tp, c.ep, c.etp, 0};
         if (mesh_build(&mesh, &o, s->q->world, &ignored) == OK) take_settings(s, c);
     }
 }

@@ -48,10 +48,13 @@ typedef struct Walk {
     double *gathered, *summed; /* [units + 1] time at which the result is there */
 } Walk;
 
-/* Distance of neighbours in a group: axes that vary faster lie between them. */
-static int stride_of(const Mesh *mesh, Network network) {
-    int tp = mesh_size(mesh, MESH_TENSOR);
-    return network == OVER_SHARDS ? tp : tp * mesh_size(mesh, MESH_SHARDS);
+/* Seconds of collectives over parameters and gradients. */
+static double collective(const Hardware *h, const Mesh *mesh, AxisSet set, int rank, double bytes,
+                         int operations) {
+    int ranks = mesh_size(mesh, set), local = mesh_inside(mesh, set, rank),
+        stride = ranks > 1 ? mesh_member(mesh, set, rank, 1) - mesh_member(mesh, set, rank, 0) : 1;
+    return local > 1 ? hardware_levels(h, ranks, local, bytes, operations)
+                     : hardware_collective(h, ranks, stride, bytes, operations);
 }
 
 /* Over replicas the assumed hardware sums in a ring, in which every rank sends the same amount. In weft's own
@@ -64,21 +67,28 @@ static double bytes_of(const Walk *w, Action a, Flat flat) {
     return 2 * (1 - 1.0 / op->replicas) * (double)op->flat_shard[a.unit][flat].count * element;
 }
 
+/* Experts' flats are sharded by fewer ranks, which are further apart. */
+static AxisSet axes_of(const Walk *w, Action a, Flat flat) {
+    return a.kind == ACT_ALL_REDUCE ? MESH_REPLICAS : w->p->partition->flat_shard[a.unit][flat].axes;
+}
+
 /* Starts a collective now; returns the time of its end. */
 static double start(Walk *w, Action a) {
+    static const AxisSet sets[] = {MESH_SHARDS, MESH_EXPERT_SHARDS, MESH_REPLICAS};
     Network network = a.kind == ACT_ALL_REDUCE ? OVER_REPLICAS : OVER_SHARDS;
-    const Partition *op = w->p->partition;
-    int ranks = network == OVER_SHARDS ? op->shards : op->replicas;
-    double bytes = 0;
-    int flats = 0;
-    for (int f = 0; f < FLATS; f++) {
-        double own = bytes_of(w, a, (Flat)f);
-        bytes += own;
-        flats += own > 0;
-    }
-    double begin = fmax(w->now, w->free[network]);
+    double begin = fmax(w->now, w->free[network]), seconds = 0;
     if (a.kind == ACT_ALL_REDUCE) begin = fmax(begin, w->summed[a.unit]);
-    w->free[network] = begin + hardware_collective(w->h, ranks, stride_of(w->mesh, network), bytes, flats);
+    for (int i = 0; i < 3; i++) {
+        double bytes = 0;
+        int flats = 0;
+        for (int f = 0; f < FLATS; f++) {
+            double own = axes_of(w, a, (Flat)f) == sets[i] ? bytes_of(w, a, (Flat)f) : 0;
+            bytes += own;
+            flats += own > 0;
+        }
+        if (flats > 0) seconds += collective(w->h, w->mesh, sets[i], w->p->partition->rank, bytes, flats);
+    }
+    w->free[network] = begin + seconds;
     return w->free[network];
 }
 

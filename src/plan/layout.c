@@ -378,7 +378,7 @@ ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
 ErrorCode layout_single(Layout *l, const ModelConfig *model, int microbatches, bool split_backward,
                         Error *err) {
     *l = (Layout){.microbatches = microbatches};
-    TRY(mesh_build(&l->mesh, &(MeshOptions){1, 1, 1, 1, 1, 1, 0}, 1, err));
+    TRY(mesh_build(&l->mesh, &(MeshOptions){1, 1, 1, 1, 1, 1, 0, 0}, 1, err));
     TRY(make_single(&l->schedule, microbatches, split_backward, err));
     stages_single(&l->stages, (int)model->num_hidden_layers + 2);
     return OK;

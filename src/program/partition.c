@@ -99,6 +99,7 @@ static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat fla
     int count = find_whole_runs(spec, unit, flat, whole_runs);
     s->axes = flat_of_experts(flat) ? MESH_EXPERT_SHARDS : MESH_SHARDS;
     s->shards = mesh_size(&p->mesh, s->axes), s->shard = mesh_group_rank(&p->mesh, s->axes, p->rank);
+    s->inside = mesh_inside(&p->mesh, s->axes, p->rank);
     s->total = (int64_t)spec->table->flats[unit][flat];
     s->ranges = mem_alloc_array((size_t)s->shards, sizeof *s->ranges);
     cut_evenly(s->total, whole_runs, count, s->shards, s->ranges);
@@ -183,6 +184,7 @@ void partition_build(Partition *p, const PartitionSpec *spec) {
     for (int u = 0; u <= p->table->units; u++) p->pipe_of[u] = p->stages.rank[stages_of_unit(&p->stages, u)];
     p->shards = mesh_size(mesh, MESH_SHARDS), p->shard = mesh_group_rank(mesh, MESH_SHARDS, rank);
     p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_group_rank(mesh, MESH_REPLICAS, rank);
+    p->replicas_inside = mesh_inside(mesh, MESH_REPLICAS, rank);
     TpGroup tp = partition_tp_group(mesh, rank, spec->splits);
     p->tensors = tp.size, p->tensor = tp.rank, p->splits = tp.splits;
     p->copies = tp.copies, p->copy = mesh_group_rank(mesh, MESH_KEY_COPIES, rank);

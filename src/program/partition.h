@@ -36,6 +36,7 @@ int stages_of_unit(const Stages *s, int unit);
 typedef struct FlatShard {
     AxisSet axes;         /* that shard it: MESH_SHARDS; of experts MESH_EXPERT_SHARDS */
     int shards, shard;    /* their size, and this rank's index */
+    int inside;           /* ranks of the inner level of their collectives (mesh_inside) */
     CommRange *ranges;    /* [shards] */
     int64_t total;        /* elements of the flat */
     int64_t first, count; /* of this rank's shard: ranges[shard] */
@@ -52,6 +53,7 @@ typedef struct Partition {
     bool tied, tied_copy; /* tied: the last unit reads the embedding too (model_embeds_last) */
     int pipe;             /* index in the pipeline */
     int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and this rank's index */
+    int replicas_inside;                  /* of MESH_REPLICAS (mesh_inside) */
     int tensors, tensor;                  /* MESH_TENSOR: the same */
     int copies, copy;                     /* MESH_KEY_COPIES: the same */
     int experts, expert;                  /* MESH_EXPERTS: the same */

@@ -256,15 +256,15 @@ int program_inner_ranks(const Program *p, const FlatShard *s) {
 
 static uint64_t all_reduce_bytes(const Program *p, const FlatShard *s) {
     const Partition *op = p->partition;
-    return (uint64_t)comm_sum_outer_traffic(program_inner_ranks(p, s), op->replicas, op->replica,
-                                            p->exact ? COMM_I64 : COMM_F32, s->count);
+    return (uint64_t)comm_sum_outer_traffic(program_inner_ranks(p, s), op->replicas, op->replicas_inside,
+                                            op->replica, p->exact ? COMM_I64 : COMM_F32, s->count);
 }
 
 uint64_t program_flat_bytes(const Program *p, const Model *m, Action a, Flat flat) {
     const FlatShard *s = &p->partition->flat_shard[a.unit][flat];
     size_t gradient = p->exact ? sizeof(int64_t) : sizeof(float);
     if (a.kind == ACT_GATHER)
-        return (uint64_t)comm_gather_traffic(s->ranges, s->shards, s->shard) *
+        return (uint64_t)comm_gather_traffic(s->ranges, s->shards, s->inside, s->shard) *
                dtype_bytes(flat_dtype(flat, m->compute));
     if (flat >= GRADIENT_FLATS) return 0;
     if (a.kind == ACT_REDUCE_SCATTER)
@@ -298,7 +298,9 @@ static uint64_t row_bytes(const Program *p, const Model *m, int unit, const Unit
         return others *
                (bytes + (uint64_t)(model_local_tokens(m) * unit_inner_width(m, unit, c)) * sizeof(float));
     case COLL_ALL_REDUCE:
-        return (uint64_t)(n * comm_sum_outer_traffic(1, ranks, rank, sum_type(c->row), count / n));
+        return (uint64_t)(n * comm_sum_outer_traffic(1, ranks,
+                                                     mesh_inside(mesh, c->row->over, p->partition->rank),
+                                                     rank, sum_type(c->row), count / n));
     case COLL_ALL_TO_ALL: return others * (bytes / (uint64_t)ranks);
     case COLL_DISPATCH:
     case COLL_KINDS: break;
@@ -439,8 +441,8 @@ static uint64_t partials_bytes(const Program *p, int unit) {
     const Partition *op = p->partition;
     VectorRun run;
     for (int next = 0; op->tensors > 1 && program_next_sum(p, unit, &next, &run);)
-        sum += (uint64_t)comm_sum_outer_traffic(1, op->tensors, op->tensor, p->exact ? COMM_I64 : COMM_F32,
-                                                run.count);
+        sum += (uint64_t)comm_sum_outer_traffic(1, op->tensors, mesh_inside(&op->mesh, MESH_TENSOR, op->rank),
+                                                op->tensor, p->exact ? COMM_I64 : COMM_F32, run.count);
     return sum;
 }
 

@@ -182,6 +182,7 @@ static ErrorCode agree_on_threads(Trainer *t, Error *err) {
 /* Nothing between layout and plan may be decided differently on another rank: everything follows from the
  * agreed configuration. */
 static ErrorCode plan_rank(Trainer *t, int ranks, int rank, Error *err) {
+    t->c->mesh.machine = t->c->comm.two_levels ? comm_machine_ranks(t->comm, ranks) : 0;
     TRY(layout_build(&t->layout, t->c, ranks, err));
     RankSpec spec = rank_spec(t->c, &t->layout, &t->device);
     return rank_plan(&t->rank, &spec, &t->layout, rank, &t->device, err);

@@ -112,6 +112,8 @@ static int set_ranks(AxisSet set, int ranks[64]) {
     return n;
 }
 
+static int inside_of(AxisSet set) { return mesh_inside(&mesh, set, comm_rank(comm)); }
+
 static const int64_t counts[] = {0, 1, 2, 3, 15, 64, 1001, 65537, 1500017};
 enum { COUNTS = sizeof counts / sizeof *counts };
 /* Many threads on few cores are slow: the largest range is only for two of them, and for processes. */
@@ -147,7 +149,9 @@ static void check_all_gather(AxisSet set, int64_t count, bool uneven) {
     dawdle(bytes);
     EXPECT_OK(comm_all_gather(comm, set, parts, 1, all, &request, &err));
     EXPECT_OK(comm_wait(comm, request, &err));
-    EXPECT(comm_traffic(comm, set).bytes == comm_gather_traffic(parts, n, me));
+    int inside = inside_of(set);
+    EXPECT(comm_traffic(comm, set).bytes == comm_gather_traffic(parts, n, inside, me));
+    if (inside > 1) EXPECT(comm_traffic(comm, set).between == (n / inside - 1) * parts[me].count);
     download(host, all, bytes);
     for (int p = 0; p < n; p++)
         for (int64_t i = 0; i < parts[p].count; i++)
@@ -330,7 +334,15 @@ static void check_sum_in_two_steps(CommType type, int64_t count, bool uneven) {
     EXPECT_OK(comm_wait(comm, request, &err));
     EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == comm_scatter_traffic(parts, shards, me) * (int64_t)each);
     EXPECT(comm_traffic(comm, MESH_REPLICAS).bytes ==
-           comm_sum_outer_traffic(shards, replicas, replica, type, own));
+           comm_sum_outer_traffic(shards, replicas, inside_of(MESH_REPLICAS), replica, type, own));
+    int inside = inside_of(MESH_SHARDS);
+    bool block =
+        type == COMM_I64 || ((inside & (inside - 1)) == 0 && ((shards & (shards - 1)) == 0 || replicas == 1));
+    if (inside > 1 && block) {
+        int64_t others = 0; /* ranges of this rank's index on other machines */
+        for (int p = me % inside; p < shards; p += inside) others += p == me ? 0 : parts[p].count;
+        EXPECT(comm_traffic(comm, MESH_SHARDS).between == others * (int64_t)each);
+    }
     download(host, data + (size_t)parts[me].first * each, (size_t)own * each);
     for (int64_t i = 0; i < own; i += stride_of(count)) {
         char want[8];
@@ -408,6 +420,23 @@ static void test_traffic_is_minimal(void) {
     EXPECT_OK(comm_wait(comm, request, &err));
     int64_t sent = comm_traffic(comm, MESH_SHARDS).bytes, least = 2 * (n - 1) * (int64_t)bytes / n;
     EXPECT(sent >= least - 2048 && sent <= least + 2048);
+    pool_free(&pool);
+}
+
+/* Between machines an all-reduce sends what an all-reduce of this rank's range of the machine's sum does. */
+static void test_traffic_between(void) {
+    int n = comm_group_size(comm, MESH_SHARDS), inside = inside_of(MESH_SHARDS), machines = n / inside;
+    int64_t count = (int64_t)n * 64 * 64;
+    size_t bytes = (size_t)count * sizeof(float), space = comm_all_reduce_workspace(n, COMM_F32, count);
+    bool levels = inside > 1 && (inside & (inside - 1)) == 0;
+    begin_pool(bytes + space + 256);
+    char *data = take(bytes), *work = take(space + 1);
+    CommRequest request;
+    comm_reset_traffic(comm);
+    EXPECT_OK(comm_all_reduce(comm, MESH_SHARDS, COMM_F32, data, count, work, &request, &err));
+    EXPECT_OK(comm_wait(comm, request, &err));
+    if (levels) EXPECT(comm_traffic(comm, MESH_SHARDS).between == 2 * (machines - 1) * (int64_t)bytes / n);
+    EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == 2 * (n - 1) * (int64_t)bytes / n);
     pool_free(&pool);
 }
 
@@ -576,6 +605,7 @@ static void (*const checks[])(void) = {test_places,
                                        test_sum_of_sums,
                                        test_many_under_way,
                                        test_traffic_is_minimal,
+                                       test_traffic_between,
                                        test_messages_in_any_order,
                                        test_numbers_in_any_order,
                                        test_small,
@@ -589,6 +619,7 @@ static const char *const check_names[] = {"places",
                                           "sum of sums",
                                           "many under way",
                                           "traffic is minimal",
+                                          "traffic between machines",
                                           "messages in any order",
                                           "numbers in any order",
                                           "small ones",
@@ -602,11 +633,12 @@ typedef struct Shape {
     bool progress, own_device; /* a progress thread; sums by the program's device */
     uint64_t seed;             /* of the loopback's delays */
     bool sums_only;            /* only the checks of sums, which depend on the shape */
+    int machine;               /* consecutive ranks that count as one machine; 0: all */
 } Shape;
 
 /* On each rank, once in the life of a Comm. */
 static void join_mesh(const Shape *s) {
-    MeshOptions o = {s->pp, s->replicate, -1, 1, 1, 1, 0};
+    MeshOptions o = {s->pp, s->replicate, -1, 1, 1, 1, 0, s->machine};
     EXPECT_OK(mesh_build(&mesh, &o, comm_size(comm), &err));
     EXPECT_OK(comm_set_mesh(comm, &mesh, &err));
     if (s->progress) EXPECT_OK(comm_start_progress(comm, &err));
@@ -653,18 +685,25 @@ static Comm *world; /* over MPI */
 static void run_launched(const Shape *s, void (*check)(void)) { check_rank(s, check); }
 
 static const Shape alone[] = {{.ranks = 1, .pp = 1, .replicate = 1}};
-static const Shape threads[] = {{2, 1, 1, false, false, 0, false},
-                                {3, 1, 3, false, true, 1, false},
-                                {4, 2, 2, true, false, 2, false},
-                                {5, 1, 1, false, false, 3, false},
-                                {6, 1, 2, false, true, 4, false},
-                                {8, 2, 2, false, false, 5, false},
+static const Shape threads[] = {{2, 1, 1, false, false, 0, false, 0},
+                                {3, 1, 3, false, true, 1, false, 0},
+                                {4, 2, 2, true, false, 2, false, 0},
+                                {5, 1, 1, false, false, 3, false, 0},
+                                {6, 1, 2, false, true, 4, false, 0},
+                                {8, 2, 2, false, false, 5, false, 0},
                                 /* Runs of three, five and six ranks are not blocks of the tree. */
-                                {6, 1, 3, false, false, 6, true},
-                                {9, 1, 3, false, false, 7, true},
-                                {10, 1, 2, false, false, 8, true},
-                                {12, 1, 2, false, false, 9, true},
-                                {12, 1, 4, false, false, 10, true}};
+                                {6, 1, 3, false, false, 6, true, 0},
+                                {9, 1, 3, false, false, 7, true, 0},
+                                {10, 1, 2, false, false, 8, true, 0},
+                                {12, 1, 2, false, false, 9, true, 0},
+                                {12, 1, 4, false, false, 10, true, 0},
+                                /* Two levels; runs of three are one for fp32 numbers, and the last shape has
+                                 * them over replicas. */
+                                {4, 1, 1, false, false, 11, false, 2},
+                                {8, 1, 2, true, true, 12, false, 2},
+                                {6, 1, 1, false, false, 13, false, 3},
+                                {12, 1, 1, false, false, 14, false, 4},
+                                {8, 1, 4, false, false, 15, false, 4}};
 static Shape of_environment[1];
 
 static const struct {
@@ -680,7 +719,7 @@ enum { TRANSPORTS = sizeof transports / sizeof *transports };
 
 typedef struct Case {
     size_t transport, shape, check;
-    char name[80];
+    char name[120];
 } Case;
 
 static void run_case(void **state) {
@@ -689,8 +728,8 @@ static void run_case(void **state) {
 }
 
 static int run_checks(bool launched) {
-    static Case cases[256];
-    static struct CMUnitTest tests[256];
+    static Case cases[512];
+    static struct CMUnitTest tests[512];
     size_t count = 0;
     for (size_t l = 0; l < TRANSPORTS; l++)
         for (size_t s = 0; transports[l].launched == launched && s < transports[l].count; s++)
@@ -699,8 +738,9 @@ static int run_checks(bool launched) {
                 if (shape->sums_only && checks[k] != test_sum_of_sums) continue;
                 CHECK(count < sizeof tests / sizeof *tests);
                 cases[count] = (Case){.transport = l, .shape = s, .check = k};
-                snprintf(cases[count].name, sizeof cases->name, "%s, %d ranks, pp %d, dp_replicate %d: %s",
-                         transports[l].name, shape->ranks, shape->pp, shape->replicate, check_names[k]);
+                snprintf(cases[count].name, sizeof cases->name,
+                         "%s, %d ranks, pp %d, dp_replicate %d, machines of %d: %s", transports[l].name,
+                         shape->ranks, shape->pp, shape->replicate, shape->machine, check_names[k]);
                 tests[count] = (struct CMUnitTest){
                     .name = cases[count].name, .test_func = run_case, .initial_state = &cases[count]};
                 count++;
@@ -896,7 +936,8 @@ int main(int argc, char **argv) {
                   number_of("TEST_PROGRESS", 0),
                   number_of("TEST_DEVICE", 0),
                   0,
-                  false};
+                  false,
+                  number_of("TEST_MACHINE", 0)};
     /* One report is enough. */
     if (comm_rank(comm) != 0 && !freopen("/dev/null", "w", stdout)) return 1;
     world = comm;

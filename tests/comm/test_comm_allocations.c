@@ -59,7 +59,7 @@ static void body(Comm *c, void *context) {
     size_t bytes = COUNT * sizeof(float), space = comm_sum_outer_workspace(3, 2, COMM_F32, COUNT / 3),
            space2 = comm_reduce_scatter_workspace(3, COMM_F32, COUNT / 3);
     (void)context;
-    MUST(mesh_build(&mesh, &(MeshOptions){1, 2, 3, 1, 1, 1, 0}, RANKS, &err));
+    MUST(mesh_build(&mesh, &(MeshOptions){1, 2, 3, 1, 1, 1, 0, 0}, RANKS, &err));
     MUST(comm_set_mesh(c, &mesh, &err));
     pool_take(&pool, 2 * bytes + space + space2 + 256);
     MUST(device_open_cpu(&device, NULL, 1, &err));

@@ -7,14 +7,14 @@
 
 #include "comm/internal.h"
 
-static const MeshOptions one = {1, 1, -1, 1, 1, 1, 0};
+static const MeshOptions one = {1, 1, -1, 1, 1, 1, 0, 0};
 
 static void test_left_ranks_become_shards(void **state) {
     (void)state;
     for (int world = 1; world <= 24; world++)
         for (int pp = 1; pp <= 4; pp++)
             for (int replicate = 1; replicate <= 3; replicate++) {
-                MeshOptions o = {pp, replicate, -1, 1, 1, 1, 0};
+                MeshOptions o = {pp, replicate, -1, 1, 1, 1, 0, 0};
                 Mesh m;
                 Error err = {0};
                 ErrorCode code = mesh_build(&m, &o, world, &err);
@@ -31,7 +31,7 @@ static void test_places(void **state) {
     (void)state;
     Mesh m;
     Error err = {0};
-    assert_int_equal(mesh_build(&m, &(MeshOptions){2, 3, 4, 1, 1, 1, 0}, 24, &err), OK);
+    assert_int_equal(mesh_build(&m, &(MeshOptions){2, 3, 4, 1, 1, 1, 0, 0}, 24, &err), OK);
     for (int rank = 0; rank < 24; rank++) {
         int at[AXES];
         mesh_coordinates(&m, rank, at);
@@ -46,7 +46,7 @@ static void test_places(void **state) {
 /* tp varies fastest, also where this version allows it only by hand. */
 static void test_order_of_axes(void **state) {
     (void)state;
-    Mesh m = {{2, 2, 2, 1, 2, 1, 2, 1}, 32, false};
+    Mesh m = {{2, 2, 2, 1, 2, 1, 2, 1}, 32, false, 0};
     int at[AXES] = {1, 0, 1, 0, 0, 0, 1, 0}, back[AXES];
     assert_int_equal(mesh_rank(&m, at), 16 + 4 + 1);
     mesh_coordinates(&m, 2, back);
@@ -97,9 +97,9 @@ static void test_refusals_say_what_would_fit(void **state) {
     EXPECT_REFUSAL(o, 12, "mesh.ep 16 is laid over mesh.dp_shard 6 x mesh.cp 2", "1, 2 or 4 would do");
     o = one, o.ep = 0;
     EXPECT_REFUSAL(o, 4, "mesh.ep is 0", "at least 1");
-    o = (MeshOptions){INT64_MAX, INT64_MAX, INT64_MAX, 1, 1, 1, 0};
+    o = (MeshOptions){INT64_MAX, INT64_MAX, INT64_MAX, 1, 1, 1, 0, 0};
     EXPECT_REFUSAL(o, 4, "mesh.pp");
-    o = (MeshOptions){1, 1, INT64_MAX, 1, 1, 1, 0};
+    o = (MeshOptions){1, 1, INT64_MAX, 1, 1, 1, 0, 0};
     EXPECT_REFUSAL(o, 4, "mesh.dp_shard", "to 4");
 }
 
@@ -229,12 +229,54 @@ static void test_communicators(void **state) {
         }
     assert_int_equal(most, DEVICE_COMMUNICATORS);
     /* A communicator with several names is joined once. */
-    Mesh m = {{2, 1, 2, 1, 1, 1, 1, 1}, 4, false};
+    Mesh m = {{2, 1, 2, 1, 1, 1, 1, 1}, 4, false, 0};
     assert_int_equal(count_communicators(&m, 0), 3);
+}
+
+/* ---- machines ---- */
+
+static int inside_of(int world, int machine, int replicas, int tp, AxisSet set, int rank) {
+    MeshOptions o = {
+        .pp = 1, .dp_replicate = replicas, .dp_shard = -1, .cp = 1, .tp = tp, .ep = 1, .machine = machine};
+    Mesh m;
+    Error err;
+    assert_int_equal(mesh_build(&m, &o, world, &err), OK);
+    return mesh_inside(&m, set, rank);
+}
+
+static void test_levels(void **state) {
+    (void)state;
+    assert_int_equal(inside_of(64, 8, 1, 1, MESH_SHARDS, 17), 8);
+    assert_int_equal(inside_of(64, 8, 1, 2, MESH_SHARDS, 17), 4);
+    assert_int_equal(inside_of(64, 8, 1, 8, MESH_SHARDS, 17), 1); /* each on a machine of its own */
+    assert_int_equal(inside_of(64, 8, 1, 8, MESH_TENSOR, 17), 1); /* all on one */
+    assert_int_equal(inside_of(64, 8, 8, 1, MESH_SHARDS, 17), 1);
+    assert_int_equal(inside_of(64, 8, 8, 1, MESH_REPLICAS, 17), 1);
+    assert_int_equal(inside_of(64, 8, 16, 1, MESH_REPLICAS, 17), 2);
+    assert_int_equal(inside_of(64, 8, 16, 1, MESH_SHARDS, 17), 1);
+    assert_int_equal(inside_of(24, 8, 2, 1, MESH_SHARDS, 1), 1);  /* 8 and 4 */
+    assert_int_equal(inside_of(24, 8, 2, 1, MESH_SHARDS, 13), 1); /* 4 and 8 */
+    assert_int_equal(inside_of(24, 6, 1, 1, MESH_SHARDS, 13), 6);
+    assert_int_equal(inside_of(8, 8, 1, 1, MESH_SHARDS, 3), 1);
+    assert_int_equal(inside_of(8, 0, 1, 1, MESH_SHARDS, 3), 1);
+}
+
+static void test_machine_ranks(void **state) {
+    (void)state;
+    assert_int_equal(transport_machine_ranks((const uint64_t[]){5, 5, 9, 9, 2, 2}, 6), 2);
+    assert_int_equal(transport_machine_ranks((const uint64_t[]){5, 5, 5, 9, 9, 9}, 6), 3);
+    assert_int_equal(transport_machine_ranks((const uint64_t[]){5, 9, 5, 9}, 4), 0); /* dealt out in turn */
+    assert_int_equal(transport_machine_ranks((const uint64_t[]){5, 5, 9, 9, 5, 5}, 6), 0);
+    assert_int_equal(transport_machine_ranks((const uint64_t[]){5, 5, 9}, 3), 0);
+    assert_int_equal(transport_machine_ranks((const uint64_t[]){5, 5, 9, 9, 9, 9}, 6), 0);
+    assert_int_equal(transport_machine_ranks((const uint64_t[]){5, 9}, 2), 1);
+    assert_int_equal(transport_machine_ranks((const uint64_t[]){5, 5}, 2), 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_context_ranks_are_shards),
+                                       cmocka_unit_test(test_levels),
+                                       cmocka_unit_test(test_machine_ranks),
                                        cmocka_unit_test(test_experts_lie_over_contexts),
                                        cmocka_unit_test(test_experts_lie_over_shards),
                                        cmocka_unit_test(test_experts_lie_over_tensors),

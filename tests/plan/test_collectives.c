@@ -95,7 +95,7 @@ enum { WAYS = sizeof ways / sizeof *ways };
 
 static void make_layout(const ModelConfig *c, const Way *w, bool split, Layout *l) {
     Error err = {.message = ""};
-    MeshOptions o = {w->pp, w->replicas, w->shards, w->cp, w->tp, w->ep, w->etp};
+    MeshOptions o = {w->pp, w->replicas, w->shards, w->cp, w->tp, w->ep, w->etp, 0};
     ErrorCode code = OK;
     *l = (Layout){.microbatches = 2};
     if (w->pp == 1) {

@@ -74,7 +74,7 @@ static Stages even_stages(const Schedule *s, int units) {
 
 static void lower(Lowered *l, const Case *c, int rank) {
     Error err = {0};
-    MeshOptions options = {c->pp, c->replicas, c->shards, 1, 1, c->experts ? c->experts : 1, 0};
+    MeshOptions options = {c->pp, c->replicas, c->shards, 1, 1, c->experts ? c->experts : 1, 0, 0};
     Mesh mesh;
     Stages stages;
     OptimizerGroup storage[3];

@@ -438,7 +438,7 @@ static void each_of(World *w, const Case *cases, int count) {
 int main(int argc, char **argv) {
     World w = {.canonical = 1};
     Error err = {.message = ""};
-    MeshOptions options = {1, 1, 1, 1, 1, 1, 0};
+    MeshOptions options = {1, 1, 1, 1, 1, 1, 0, 0};
     bool shares = argc > 6 && strcmp(argv[4], "tp") == 0, keys = argc > 8 && strcmp(argv[4], "keys") == 0,
          deals = keys || (argc > 8 && strcmp(argv[4], "heads") == 0);
     if (argc >= 4)

@@ -84,7 +84,8 @@ static void make_layout(Comm *c, const Run *run, const ModelConfig *m, Layout *l
     const Shape *s = run->shape;
     Error err = {.message = ""};
     MeshOptions o = {
-        s->pp, s->replicas, s->shards, run->cp, run->tensors, run->experts > 0 ? run->experts : 1, run->etp};
+        s->pp, s->replicas, s->shards, run->cp, run->tensors, run->experts > 0 ? run->experts : 1, run->etp,
+        0};
     int own = own_microbatches(run);
     if (s->pp == 1) MUST(layout_single(l, m, own, run->split_backward, &err) == OK);
     if (s->pp > 1) {
