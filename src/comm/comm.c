@@ -135,7 +135,7 @@ static ErrorCode open_parts(Comm *c, CommTransport *transport, Error *err) {
     if (transport) {
         c->rank = transport->rank, c->size = transport->size;
         c->local_rank = transport->local_rank, c->local_size = transport->local_size,
-        c->local_cores = transport->local_cores, c->machine_ranks = transport->machine_ranks;
+        c->local_cores = transport->local_cores;
     }
     c->all = c->size;
     c->order = mem_alloc_array((size_t)c->all, sizeof *c->order);
@@ -238,6 +238,7 @@ void comm_close(Comm *c) {
     comm_unlock(c);
     comm_set_device(c, NULL);
     comm_blocked(c, "MPI end");
+    if (c->transport) free(c->transport->hosts);
     if (c->transport) c->transport->kind->close(c->transport);
     comm_blocked(c, NULL);
     watchdog_stop(c);
@@ -263,7 +264,14 @@ int comm_size(const Comm *c) { return c->size; }
 int comm_local_rank(const Comm *c) { return c->local_rank; }
 int comm_local_size(const Comm *c) { return c->local_size; }
 int comm_local_cores(const Comm *c) { return c->local_cores; }
-int comm_machine_ranks(const Comm *c) { return c->machine_ranks; }
+int comm_machine_ranks(const Comm *c, int ranks) {
+    if (!c->transport || !c->transport->hosts) return 0;
+    uint64_t *hosts = mem_alloc_array((size_t)ranks, sizeof *hosts);
+    for (int p = 0; p < ranks; p++) hosts[p] = c->transport->hosts[c->order[p]];
+    int count = transport_machine_ranks(hosts, ranks);
+    free(hosts);
+    return count;
+}
 
 void comm_set_device(Comm *c, Device *device) {
     if (atomic_load(&c->communicator_device)) communicators_close(c);

@@ -81,9 +81,9 @@ int comm_local_rank(const Comm *c); /* among the ranks of this machine */
 int comm_local_size(const Comm *c); /* ranks of this machine: they share its cores */
 /* Cores that the ranks of this machine may run on, in union; 0: not known, or there is one rank. */
 int comm_local_cores(const Comm *c);
-/* For Mesh.machine: consecutive ranks of each of several machines; 0 if there is one machine, or machines have
- * unequal numbers of ranks or ranks that are not consecutive. */
-int comm_machine_ranks(const Comm *c);
+/* For Mesh.machine, of the first `ranks` ranks: how many consecutive ones each of several machines has; 0 if
+ * there is one machine, or machines have unequal numbers of ranks or ranks that are not consecutive. */
+int comm_machine_ranks(const Comm *c, int ranks);
 
 /* Creates the groups of every set of axes. All ranks call it once, with the same mesh, whose world is
  * comm_size. */

@@ -176,7 +176,7 @@ typedef struct RankProcess {
 } RankProcess;
 
 struct Comm {
-    int rank, size, local_rank, local_size, local_cores, machine_ranks;
+    int rank, size, local_rank, local_size, local_cores;
     bool joined; /* there is a transport */
     /* Ranks and those set aside (comm_set_aside), which are numbered from `size` on: `all` of them, and what
      * the transport calls each. */

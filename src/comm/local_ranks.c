@@ -127,17 +127,16 @@ int transport_machine_ranks(const uint64_t *hosts, int size) {
 
 void transport_find_local(CommTransport *t, const TransportPlace *places) {
     cpu_set_t all;
-    uint64_t *hosts = mem_alloc_array((size_t)t->size, sizeof *hosts);
+    free(t->hosts);
+    t->hosts = mem_alloc_array((size_t)t->size, sizeof *t->hosts);
     CPU_ZERO(&all);
     t->local_rank = t->local_size = 0;
     for (int p = 0; p < t->size; p++) {
-        hosts[p] = places[p].host;
+        t->hosts[p] = places[p].host;
         if (places[p].host != places[t->rank].host) continue;
         t->local_rank += p < t->rank;
         t->local_size++;
         CPU_OR(&all, &all, &places[p].cores);
     }
     t->local_cores = CPU_COUNT(&all);
-    t->machine_ranks = transport_machine_ranks(hosts, t->size);
-    free(hosts);
 }

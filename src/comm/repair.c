@@ -91,7 +91,6 @@ static void take_places(Comm *c, int size) {
     for (int p = 0; p < c->all; p++)
         if (c->order[p] == t->rank) c->rank = p;
     c->local_rank = t->local_rank, c->local_size = t->local_size, c->local_cores = t->local_cores;
-    c->machine_ranks = t->machine_ranks;
     c->lowest_failed = c->size;
 }
 

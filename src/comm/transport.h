@@ -87,8 +87,8 @@ struct CommTransport {
     const TransportKind *kind;
     int rank, size, local_rank, local_size; /* local: of this machine */
     int local_cores;                        /* cores that any rank of this machine may run on */
-    int machine_ranks;                      /* consecutive ranks of each of several machines; 0: otherwise */
-    int64_t tags;                           /* a power of two, at least 2^18 */
+    uint64_t *hosts; /* [size] machine of each rank; NULL: not known. The Comm frees it. */
+    int64_t tags;    /* a power of two, at least 2^18 */
 };
 
 /* Where a rank runs. */
@@ -100,10 +100,10 @@ typedef struct TransportPlace {
 /* ---- local_ranks.c ---- */
 /* The cores that this process may run on; with more than a set can hold, none. */
 void transport_own_cores(cpu_set_t *out);
-/* Sets local_rank, local_size, local_cores and machine_ranks. A launcher may bind each rank to cores of its own, or allow
+/* Sets local_rank, local_size, local_cores and hosts. A launcher may bind each rank to cores of its own, or allow
  * all cores to all: the ranks share the union of their cores. */
 void transport_find_local(CommTransport *transport, const TransportPlace *places /* [size], of all ranks */);
-/* machine_ranks of machines with these numbers. */
-int transport_machine_ranks(const uint64_t *hosts /* [size], of all ranks */, int size);
+/* Consecutive ranks of each of several machines, where these have equally many; 0: otherwise. */
+int transport_machine_ranks(const uint64_t *hosts, int size);
 
 #endif

@@ -24,7 +24,7 @@ done
 # Median of the steps after the first.
 step_seconds() { sed -n 's/.*"kind": "train".*"step_seconds": \([^,]*\).*/\1/p' "$1/metrics.jsonl" | tail -n +2 | sort -g | awk '{ t[NR] = $1 } END { print t[int((NR + 1) / 2)] }'; }
 part() { # NAMESPACE FIRST DIR WORD...
-    ip netns exec "$1" "$weft" launch -n "$here" --first "$2" --of "$ranks" --meet 10.9.0.1:29500 \
+    WEFT_SIM_MACHINE=$2 ip netns exec "$1" "$weft" launch -n "$here" --first "$2" --of "$ranks" --meet 10.9.0.1:29500 \
         "$weft" train run.yaml run.dir="$3" comm.transport=sockets "${@:4}" >/dev/null 2>"$3.$1.err" </dev/null
 }
 # over_cable DIR WORD...: a run on both machines; sets `bytes` to what went over the cable.

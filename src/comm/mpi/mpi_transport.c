@@ -86,10 +86,9 @@ static ErrorCode find_ranks(MpiTransport *m, Error *err) {
     m->own.host = (uint64_t)l->rank; /* of its first rank */
     MPI_Bcast(&m->own.host, 1, MPI_UINT64_T, 0, local);
     MPI_Comm_free(&local);
-    uint64_t *hosts = mem_alloc_array((size_t)l->size, sizeof *hosts);
-    if (MPI_Allgather(&m->own.host, 1, MPI_UINT64_T, hosts, 1, MPI_UINT64_T, m->all) == MPI_SUCCESS)
-        l->machine_ranks = transport_machine_ranks(hosts, l->size);
-    free(hosts);
+    l->hosts = mem_alloc_array((size_t)l->size, sizeof *l->hosts);
+    TRY(check_mpi(MPI_Allgather(&m->own.host, 1, MPI_UINT64_T, l->hosts, 1, MPI_UINT64_T, m->all),
+                  "finding the machines of all ranks", err));
     return find_tags(m, err);
 }
 
