@@ -265,6 +265,8 @@ int comm_local_rank(const Comm *c) { return c->local_rank; }
 int comm_local_size(const Comm *c) { return c->local_size; }
 int comm_local_cores(const Comm *c) { return c->local_cores; }
 int comm_machine_ranks(const Comm *c, int ranks) {
+    const char *given = getenv("WEFT_MACHINE_RANKS");
+    if (given) return atoi(given) > 0 && ranks % atoi(given) == 0 && atoi(given) < ranks ? atoi(given) : 0;
     if (!c->transport || !c->transport->hosts) return 0;
     uint64_t *hosts = mem_alloc_array((size_t)ranks, sizeof *hosts);
     for (int p = 0; p < ranks; p++) hosts[p] = c->transport->hosts[c->order[p]];

@@ -82,7 +82,8 @@ int comm_local_size(const Comm *c); /* ranks of this machine: they share its cor
 /* Cores that the ranks of this machine may run on, in union; 0: not known, or there is one rank. */
 int comm_local_cores(const Comm *c);
 /* For Mesh.machine, of the first `ranks` ranks: how many consecutive ones each of several machines has; 0 if
- * there is one machine, or machines have unequal numbers of ranks or ranks that are not consecutive. */
+ * there is one machine, or machines have unequal numbers of ranks or ranks that are not consecutive. The
+ * environment variable WEFT_MACHINE_RANKS, the same for all ranks, replaces what was found, for tests. */
 int comm_machine_ranks(const Comm *c, int ranks);
 
 /* Creates the groups of every set of axes. All ranks call it once, with the same mesh, whose world is

@@ -318,7 +318,6 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     p->sharedMemPerBlockOptin = SHARED_MOST;
     p->major = 9;
     p->uuid.bytes[0] = (char)(device + 1);
-    p->uuid.bytes[1] = (char)environment("WEFT_SIM_MACHINE"); /* GPUs of another machine are others */
     return cudaSuccess;
 }
 

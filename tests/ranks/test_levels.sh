@@ -24,7 +24,7 @@ done
 # Median of the steps after the first.
 step_seconds() { sed -n 's/.*"kind": "train".*"step_seconds": \([^,]*\).*/\1/p' "$1/metrics.jsonl" | tail -n +2 | sort -g | awk '{ t[NR] = $1 } END { print t[int((NR + 1) / 2)] }'; }
 part() { # NAMESPACE FIRST DIR WORD...
-    WEFT_SIM_MACHINE=$2 ip netns exec "$1" "$weft" launch -n "$here" --first "$2" --of "$ranks" --meet 10.9.0.1:29500 \
+    ip netns exec "$1" "$weft" launch -n "$here" --first "$2" --of "$ranks" --meet 10.9.0.1:29500 \
         "$weft" train run.yaml run.dir="$3" comm.transport=sockets "${@:4}" >/dev/null 2>"$3.$1.err" </dev/null
 }
 # over_cable DIR WORD...: a run on both machines; sets `bytes` to what went over the cable.
@@ -55,15 +55,19 @@ falls shards "$here"
 falls exact "$here" numerics.mode=exact
 falls replicas "$here" mesh.dp_replicate="$ranks"
 falls tensors $((here / 2)) mesh.tp=2
-# Over NCCL the levels are groups of sends and receives of one communicator; the cable has nothing of it.
-if [ -n "${CUDA_SIM:-}" ] && [ -e "$CUDA_SIM" ]; then
-    simulate_gpus "$here"
-    for words in mesh.dp_replicate=1 "mesh.dp_replicate=$ranks"; do
-        over_cable "cuda-flat-$words" run.device=cuda comm.two_levels=false "$words"
-        over_cable "cuda-$words" run.device=cuda "$words"
+# Over NCCL the levels are groups of sends and receives of one communicator. Each two of the four ranks count as a machine.
+on_gpus() { # DIR MACHINE WORD...
+    WEFT_MACHINE_RANKS=$2 on_ranks 4 "$weft" train run.yaml run.dir="$1" run.device=cuda train.tokens_per_step=256 "${@:3}" >/dev/null 2>"$1.err" ||
+        fail "$1: $(tail -n 3 "$1.err")"
+    ! grep -q 'through the memory of the host' "$1.err" || fail "$1: no communicators: $(cat "$1.err")"
+}
+if [ -e "${CUDA_SIM:-}" ]; then
+    simulate_gpus 4
+    for words in mesh.dp_replicate=1 mesh.dp_replicate=4; do
+        on_gpus "cuda-flat-$words" 0 "$words"
+        on_gpus "cuda-$words" 2 "$words"
         [ "$(curve "cuda-$words")" = "$(curve "cuda-flat-$words")" ] && [ "$(digest "cuda-$words")" = "$(digest "cuda-flat-$words")" ] ||
             fail "cuda, $words: other bits with two levels"
-        ! grep -q 'through the memory of the host' "cuda-$words".*.err || fail "cuda, $words: no communicators: $(cat "cuda-$words".*.err)"
     done
 fi
 conclude
