@@ -183,50 +183,72 @@ INLINE void mamba_steps_backward(const MambaRun *r, const MambaSteps *m, const M
 
 /* ---- gated norm ---- */
 
-INLINE Vec gated(const void *x, const void *gate, int64_t i, int64_t left, Dtype c) {
-    Vec z = get(gate, i, left, c);
-    return get(x, i, left, c) * (z * sigmoid(z));
+/* Passes over a run keep what they share: a sigmoid takes longer than the rest. Of longer runs each pass
+ * computes all. */
+enum { GATED_KEPT = 4096 };
+typedef float GatedKept[GATED_KEPT];
+
+INLINE Vec gated_sigmoid(const GatedNorm *s, const float *kept, int64_t i, Vec z) {
+    return s->run <= GATED_KEPT ? vec_load(kept + i) : sigmoid(z);
+}
+/* The sigmoid of the first pass, for those after it. */
+INLINE Vec gated_first(const GatedNorm *s, float *kept, int64_t i, Vec z) {
+    Vec q = sigmoid(z);
+    if (s->run <= GATED_KEPT) vec_store(kept + i, q);
+    return q;
 }
 
-INLINE float gated_rstd(const GatedNorm *s, const void *x, const void *gate, Dtype c) {
-    Vec squares = {0};
-    EACH_VECTOR(i, left, s->run) {
-        Vec n = gated(x, gate, i, left, c);
-        squares += n * n;
-    }
+INLINE float gated_rstd(const GatedNorm *s, Vec squares) {
     return 1 / __builtin_sqrtf(vec_sum(squares) / (float)s->run + s->eps);
 }
 
-INLINE void gated_norm_forward_typed(const GatedNormForwardArgs *o, Dtype c) {
+INLINE void gated_run_forward(const GatedNormForwardArgs *o, int64_t t, int64_t first, GatedKept kept,
+                              Dtype c) {
     const GatedNorm s = o->s;
-    for (int64_t t = 0; t < s.tokens; t++)
-        for (int64_t first = 0; first < s.width; first += s.run) {
-            const void *x = tensor_at(o->x, t * s.width + first, c),
-                       *gate = tensor_at(o->gate, t * s.gate_row + first, c);
-            const float *w = o->w + first;
-            void *y = tensor_to(o->y, t * s.width + first, c);
-            float rstd = gated_rstd(&s, x, gate, c);
-            EACH_VECTOR(i, left, s.run)
-            put(y, i, left, c, gated(x, gate, i, left, c) * rstd * get(w, i, left, DTYPE_F32));
-        }
+    const void *x = tensor_at(o->x, t * s.width + first, c),
+               *gate = tensor_at(o->gate, t * s.gate_row + first, c);
+    const float *w = o->w + first;
+    void *y = tensor_to(o->y, t * s.width + first, c);
+    Vec squares = {0};
+    EACH_VECTOR(i, left, s.run) {
+        Vec z = get(gate, i, left, c), n = get(x, i, left, c) * (z * gated_first(&s, kept, i, z));
+        squares += n * n;
+    }
+    const float rstd = gated_rstd(&s, squares);
+    EACH_VECTOR(i, left, s.run) {
+        Vec z = get(gate, i, left, c), n = get(x, i, left, c) * (z * gated_sigmoid(&s, kept, i, z));
+        put(y, i, left, c, n * rstd * get(w, i, left, DTYPE_F32));
+    }
+}
+
+INLINE void gated_norm_forward_typed(const GatedNormForwardArgs *o, Dtype c) {
+    GatedKept kept;
+    for (int64_t t = 0; t < o->s.tokens; t++)
+        for (int64_t first = 0; first < o->s.width; first += o->s.run)
+            gated_run_forward(o, t, first, kept, c);
 }
 static void gated_norm_forward(const GatedNormForwardArgs *o) { BY_DTYPE(o->c, gated_norm_forward_typed, o); }
 
 /* Backward of the run from element `first` of token t on, as in rms_backward_typed, then through the gate. */
-INLINE void gated_run_backward(const GatedNormBackwardArgs *o, int64_t t, int64_t first, Dtype c) {
-    const int64_t n = o->s.run, at = t * o->s.width + first, gate_at = t * o->s.gate_row + first;
+INLINE void gated_run_backward(const GatedNormBackwardArgs *o, int64_t t, int64_t first, GatedKept kept,
+                               Dtype c) {
+    const GatedNorm s = o->s;
+    const int64_t n = s.run, at = t * s.width + first, gate_at = t * s.gate_row + first;
     const void *x = tensor_at(o->x, at, c), *gate = tensor_at(o->gate, gate_at, c),
                *dy = tensor_at(o->dy, at, c);
     void *dx = tensor_to(o->dx, at, c), *dgate = tensor_to(o->dgate, gate_at, c);
-    const float *w = o->w + first, rstd = gated_rstd(&o->s, x, gate, c);
+    const float *w = o->w + first;
     float *dw = o->dw + first;
-    Vec dot = {0};
-    EACH_VECTOR(i, left, n)
-    dot += gated(x, gate, i, left, c) * get(dy, i, left, c) * get(w, i, left, DTYPE_F32);
-    float mean = vec_sum(dot) * rstd / (float)n;
+    Vec dot = {0}, squares = {0};
     EACH_VECTOR(i, left, n) {
-        Vec z = get(gate, i, left, c), q = sigmoid(z), silu = z * q, v = get(x, i, left, c),
-            norm = v * silu * rstd, g = get(dy, i, left, c),
+        Vec z = get(gate, i, left, c), v = get(x, i, left, c) * (z * gated_first(&s, kept, i, z));
+        squares += v * v;
+        dot += v * get(dy, i, left, c) * get(w, i, left, DTYPE_F32);
+    }
+    const float rstd = gated_rstd(&s, squares), mean = vec_sum(dot) * rstd / (float)n;
+    EACH_VECTOR(i, left, n) {
+        Vec z = get(gate, i, left, c), q = gated_sigmoid(&s, kept, i, z), silu = z * q,
+            v = get(x, i, left, c), norm = v * silu * rstd, g = get(dy, i, left, c),
             d = (g * get(w, i, left, DTYPE_F32) - norm * mean) * rstd;
         put(dw, i, left, DTYPE_F32, get(dw, i, left, DTYPE_F32) + g * norm);
         put(dx, i, left, c, d * silu);
@@ -235,8 +257,10 @@ INLINE void gated_run_backward(const GatedNormBackwardArgs *o, int64_t t, int64_
 }
 
 INLINE void gated_norm_backward_typed(const GatedNormBackwardArgs *o, Dtype c) {
+    GatedKept kept;
     for (int64_t t = 0; t < o->s.tokens; t++)
-        for (int64_t first = 0; first < o->s.width; first += o->s.run) gated_run_backward(o, t, first, c);
+        for (int64_t first = 0; first < o->s.width; first += o->s.run)
+            gated_run_backward(o, t, first, kept, c);
 }
 static void gated_norm_backward(const GatedNormBackwardArgs *o) {
     BY_DTYPE(o->c, gated_norm_backward_typed, o);

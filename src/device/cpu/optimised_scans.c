@@ -3,19 +3,30 @@
  * over tokens are cut by rows. */
 #include "device/cpu/optimised.h"
 
+/* Channels of a piece: as few as let all threads work equally long, in whole vectors. */
+static int64_t channels_for(const Device *d, int64_t width) {
+    enum { WIDEST = 16 };
+    const int64_t at_once = (int64_t)d->threads * SCAN_CHANNELS,
+                  pieces = (width + at_once - 1) / at_once * d->threads, step = (width + pieces - 1) / pieces;
+    return (step + WIDEST - 1) / WIDEST * WIDEST;
+}
+
 static void conv_forward(Device *d, const ConvForwardArgs *o) {
-    EACH_PIECE(d, first, o->s.width, SCAN_CHANNELS)
-    kernels_of(d)->conv_forward(o, first, min_i64(SCAN_CHANNELS, o->s.width - first));
+    const int64_t step = channels_for(d, o->s.width);
+    EACH_PIECE(d, first, o->s.width, step)
+    kernels_of(d)->conv_forward(o, first, min_i64(step, o->s.width - first));
 }
 
 static void conv_backward(Device *d, const ConvBackwardArgs *o) {
-    EACH_PIECE(d, first, o->s.width, SCAN_CHANNELS)
-    kernels_of(d)->conv_backward(o, first, min_i64(SCAN_CHANNELS, o->s.width - first));
+    const int64_t step = channels_for(d, o->s.width);
+    EACH_PIECE(d, first, o->s.width, step)
+    kernels_of(d)->conv_backward(o, first, min_i64(step, o->s.width - first));
 }
 
 static void scan_forward(Device *d, const ScanForwardArgs *o) {
-    EACH_PIECE(d, first, o->s.width, SCAN_CHANNELS)
-    kernels_of(d)->scan_forward(o, first, min_i64(SCAN_CHANNELS, o->s.width - first));
+    const int64_t step = channels_for(d, o->s.width);
+    EACH_PIECE(d, first, o->s.width, step)
+    kernels_of(d)->scan_forward(o, first, min_i64(step, o->s.width - first));
 }
 
 static void scan_gate(Device *d, const ScanGateArgs *o) {
@@ -30,8 +41,9 @@ static void scan_gate(Device *d, const ScanGateArgs *o) {
 }
 
 static void scan_backward(Device *d, const ScanBackwardArgs *o) {
-    EACH_PIECE(d, first, o->s.width, SCAN_CHANNELS)
-    kernels_of(d)->scan_backward(o, first, min_i64(SCAN_CHANNELS, o->s.width - first));
+    const int64_t step = channels_for(d, o->s.width);
+    EACH_PIECE(d, first, o->s.width, step)
+    kernels_of(d)->scan_backward(o, first, min_i64(step, o->s.width - first));
 }
 
 /* ---- Mamba-2 ---- */

@@ -27,17 +27,40 @@ INLINE Vec conv_input(const ConvInputs *in, Channels v, Dtype c) {
     return get_channels(in->tail, in->s.width, v, DTYPE_F32);
 }
 
-/* The weights of the token that lies `back` tokens before. */
-INLINE Vec conv_tap(const ConvInputs *in, int64_t back, Channels v) {
-    return get(in->w + (in->s.taps - 1 - back) * in->s.width, v.at, v.left, DTYPE_F32);
+/* A vector of channels on its way through a block of tokens, in registers: the taps, oldest token's first,
+ * and the inputs of token t that they are multiplied by. Inputs before the document are zeros. The number of
+ * taps is a compile-time constant. */
+typedef struct ConvWindow {
+    Vec taps[CONV_TAPS], x[CONV_TAPS];
+} ConvWindow;
+
+/* Before token v.t. */
+INLINE ConvWindow conv_window(const ConvInputs *in, Channels v, const int taps, Dtype c) {
+    ConvWindow w;
+    const int64_t reach = conv_reach(in, v.t), before = v.t - taps + 1;
+    UNROLL for (int k = 0; k < taps; k++) {
+        w.taps[k] = get(in->w + k * in->s.width, v.at, v.left, DTYPE_F32);
+        w.x[k] = (Vec){0};
+        if (k < taps - 1 && before + k >= reach)
+            w.x[k] = conv_input(in, (Channels){before + k, v.at, v.left}, c);
+    }
+    return w;
 }
 
-/* Summed oldest token first, from token `reach` on. */
-INLINE Vec conv_sum(const ConvInputs *in, int64_t reach, Channels v, Dtype c) {
+/* The sum of token v.t, oldest token first. */
+INLINE Vec conv_sum(const ConvInputs *in, ConvWindow *w, Channels v, const int taps, Dtype c) {
     Vec sum = {0};
-    for (int64_t u = reach; u <= v.t; u++)
-        sum = vec_multiply_add(sum, conv_tap(in, v.t - u, v), conv_input(in, (Channels){u, v.at, v.left}, c));
+    w->x[taps - 1] = get_channels(in->x, in->s.row, v, c);
+    UNROLL for (int k = 0; k < taps; k++) sum = vec_multiply_add(sum, w->taps[k], w->x[k]);
     return sum;
+}
+
+/* rows[k] = rows[k + 1] */
+INLINE void conv_shift(Vec *rows, const int taps) {
+    UNROLL for (int k = 0; k + 1 < taps; k++) rows[k] = rows[k + 1];
+}
+INLINE void conv_clear(Vec *rows, const int taps) {
+    UNROLL for (int k = 0; k < taps; k++) rows[k] = (Vec){0};
 }
 
 /* Moves oldest tokens first, so that each row is read before it is overwritten. */
@@ -48,82 +71,119 @@ INLINE void conv_move_tail(const ConvInputs *in, int64_t first, int64_t count, D
         conv_input(in, (Channels){in->s.tokens - kept + k, first + i, left}, c));
 }
 
-INLINE void conv_forward_typed(const ConvForwardArgs o, int64_t first, int64_t count, Dtype c) {
-    const ConvInputs in = {o.s, o.x, o.w, o.first_key, o.tail, c};
-    for (int64_t t = 0; t < in.s.tokens; t++) {
-        int64_t reach = conv_reach(&in, t);
-        EACH_VECTOR(i, left, count) {
-            Channels v = {t, first + i, left};
-            Vec p = conv_sum(&in, reach, v, c);
-            put_channels(o.y, in.s.width, v, c, p * sigmoid(p));
-        }
+/* A block of tokens stays in the first-level cache while the vectors of a row take turns. */
+#define EACH_SCAN_BLOCK(t, end, tokens)                                  \
+    for (int64_t t = 0, end = min_i64(SCAN_BLOCK, tokens); t < (tokens); \
+         t = end, end = min_i64(end + SCAN_BLOCK, tokens))
+
+/* Tokens v.t .. end-1. */
+INLINE void conv_forward_block(const ConvInputs *in, void *y, Channels v, int64_t end, const int taps,
+                               Dtype c) {
+    ConvWindow w = conv_window(in, v, taps, c);
+    for (; v.t < end; v.t++) {
+        if (scan_begins(in->first_key, v.t)) conv_clear(w.x, taps);
+        Vec p = conv_sum(in, &w, v, taps, c);
+        put_channels(y, in->s.width, v, c, p * sigmoid(p));
+        conv_shift(w.x, taps);
     }
+}
+
+INLINE void conv_forward_typed(const ConvForwardArgs o, int64_t first, int64_t count, const int taps,
+                               Dtype c) {
+    const ConvInputs in = {o.s, o.x, o.w, o.first_key, o.tail, c};
+    EACH_SCAN_BLOCK(t, end, in.s.tokens)
+    EACH_VECTOR(i, left, count)
+    conv_forward_block(&in, o.y, (Channels){t, first + i, left}, end, taps, c);
     if (in.tail) conv_move_tail(&in, first, count, c);
 }
+
+/* Calls body(..., taps, dtype) with constants. */
+#define CASE_TAPS(n, type, body, ...)         \
+    case n:                                   \
+        BY_DTYPE(type, body, __VA_ARGS__, n); \
+        break
+#define BY_TAPS(taps, type, body, ...)             \
+    do {                                           \
+        switch (taps) {                            \
+            CASE_TAPS(1, type, body, __VA_ARGS__); \
+            CASE_TAPS(2, type, body, __VA_ARGS__); \
+            CASE_TAPS(3, type, body, __VA_ARGS__); \
+            CASE_TAPS(4, type, body, __VA_ARGS__); \
+            CASE_TAPS(5, type, body, __VA_ARGS__); \
+            CASE_TAPS(6, type, body, __VA_ARGS__); \
+            CASE_TAPS(7, type, body, __VA_ARGS__); \
+            CASE_TAPS(8, type, body, __VA_ARGS__); \
+        }                                          \
+    } while (0)
+_Static_assert(CONV_TAPS == 8, "BY_TAPS has a case for each number of taps");
+
 static void conv_forward(const ConvForwardArgs *o, int64_t first, int64_t count) {
-    BY_DTYPE(o->c, conv_forward_typed, *o, first, count);
+    BY_TAPS(o->s.taps, o->c, conv_forward_typed, *o, first, count);
 }
 
-/* State of a channel's backward pass: gradients of the last K tokens' inputs (token t in row t % K), and sums
- * of the taps' gradients, over the current block of tokens and over the blocks before it. */
+/* What the channels of a backward pass carry from block to block: gradients of the inputs that the next
+ * token sees, oldest first, and sums of the taps' gradients. */
 typedef struct ConvSums {
-    ScanRow inputs[CONV_TAPS], block[CONV_TAPS], taps[CONV_TAPS];
+    ScanRow inputs[CONV_TAPS], taps[CONV_TAPS];
 } ConvSums;
 
-INLINE void conv_add_block(const ConvShape *s, ConvSums *sums) {
-    for (int k = 0; k < s->taps; k++) {
-        for (int64_t i = 0; i < SCAN_CHANNELS; i += VLEN)
-            vec_store(&sums->taps[k][i], vec_load(&sums->taps[k][i]) + vec_load(&sums->block[k][i]));
-        clear_row(sums->block[k]);
-    }
+/* Writes the gradients of the document's last inputs before token v.t, which no later token sees. */
+INLINE void conv_put_last(const ConvBackwardArgs *o, const Vec *inputs, Channels v, const int taps, Dtype c) {
+    const int64_t before = v.t - taps + 1, document = v.t > 0 && o->first_key ? o->first_key[v.t - 1] : 0;
+    UNROLL for (int k = 0; k < taps - 1; k++) if (before + k >= document)
+        put_channels(o->dx, o->s.row, (Channels){before + k, v.at, v.left}, c, inputs[k]);
 }
 
-/* Adds token v.t's contributions to the gradients of the inputs that it sees, and of the taps. */
-INLINE void conv_backward_token(const ConvInputs *in, const void *dy, Channels v, ConvSums *sums, Dtype c) {
-    const int64_t taps = in->s.taps, reach = conv_reach(in, v.t);
-    EACH_VECTOR(i, left, v.left) {
-        Channels here = {v.t, v.at + i, left};
-        Vec p = conv_sum(in, reach, here, c), q = sigmoid(p), silu = p * q;
-        Vec dp = get_channels(dy, in->s.width, here, c) * (q + silu * (1.0f - q));
-        for (int64_t u = reach; u <= v.t; u++) {
-            float *input = &sums->inputs[u % taps][i], *tap = &sums->block[taps - 1 - (v.t - u)][i];
-            Vec x = conv_input(in, (Channels){u, here.at, left}, c);
-            vec_store(input, vec_multiply_add(vec_load(input), conv_tap(in, v.t - u, here), dp));
-            vec_store(tap, vec_multiply_add(vec_load(tap), x, dp));
+/* Tokens v.t .. end-1. i: the vector's place in sums. After token t, the gradient of the input of token
+ * t - K + 1 is complete. */
+INLINE void conv_backward_block(const ConvBackwardArgs *o, Channels v, int64_t end, int64_t i, ConvSums *sums,
+                                const int taps, Dtype c) {
+    const ConvInputs in = {o->s, o->x, o->w, o->first_key, NULL, c};
+    ConvWindow w = conv_window(&in, v, taps, c);
+    Vec inputs[CONV_TAPS], block[CONV_TAPS];
+    UNROLL for (int k = 0; k < taps; k++) inputs[k] = vec_load(&sums->inputs[k][i]), block[k] = (Vec){0};
+    for (; v.t < end; v.t++) {
+        if (scan_begins(in.first_key, v.t)) {
+            conv_put_last(o, inputs, v, taps, c);
+            conv_clear(w.x, taps), conv_clear(inputs, taps);
         }
+        Vec p = conv_sum(&in, &w, v, taps, c), q = sigmoid(p), silu = p * q;
+        Vec dp = get_channels(o->dy, in.s.width, v, c) * (q + silu * (1.0f - q));
+        inputs[taps - 1] = (Vec){0};
+        UNROLL for (int k = 0; k < taps; k++) {
+            inputs[k] = vec_multiply_add(inputs[k], w.taps[k], dp);
+            block[k] = vec_multiply_add(block[k], w.x[k], dp);
+        }
+        const Channels done = {v.t - taps + 1, v.at, v.left};
+        if (done.t >= (in.first_key ? in.first_key[v.t] : 0))
+            put_channels(o->dx, o->s.row, done, c, inputs[0]);
+        conv_shift(inputs, taps), conv_shift(w.x, taps);
+    }
+    UNROLL for (int k = 0; k < taps; k++) {
+        vec_store(&sums->inputs[k][i], inputs[k]);
+        vec_store(&sums->taps[k][i], vec_load(&sums->taps[k][i]) + block[k]);
     }
 }
 
-/* Writes the gradient of token t's input. */
-INLINE void conv_put_input(const ConvBackwardArgs *o, int64_t first, int64_t count, int64_t t,
-                           const ConvSums *sums, Dtype c) {
-    const float *from = sums->inputs[t % o->s.taps];
-    EACH_VECTOR(i, left, count)
-    put_channels(o->dx, o->s.row, (Channels){t, first + i, left}, c, vec_load(from + i));
-}
-
-/* No token after t sees t - K + 1, so the gradient of that input is complete after token t. */
-INLINE void conv_backward_typed(const ConvBackwardArgs o, int64_t first, int64_t count, Dtype c) {
-    const ConvInputs in = {o.s, o.x, o.w, o.first_key, NULL, c};
-    const int64_t tokens = in.s.tokens, taps = in.s.taps;
+INLINE void conv_backward_typed(const ConvBackwardArgs o, int64_t first, int64_t count, const int taps,
+                                Dtype c) {
     ConvSums sums;
     memset(&sums, 0, sizeof sums);
-    for (int64_t t = 0; t < tokens; t++) {
-        clear_row(sums.inputs[t % taps]);
-        conv_backward_token(&in, o.dy, (Channels){t, first, count}, &sums, c);
-        if (t >= taps - 1) conv_put_input(&o, first, count, t - taps + 1, &sums, c);
-        if (t % SCAN_BLOCK == SCAN_BLOCK - 1) conv_add_block(&in.s, &sums);
-    }
-    for (int64_t t = max_i64(0, tokens - taps + 1); t < tokens; t++)
-        conv_put_input(&o, first, count, t, &sums, c);
-    conv_add_block(&in.s, &sums);
-    for (int k = 0; k < taps; k++) EACH_VECTOR(i, left, count) {
-            float *to = o.dw + k * in.s.width + first;
+    EACH_SCAN_BLOCK(t, end, o.s.tokens)
+    EACH_VECTOR(i, left, count)
+    conv_backward_block(&o, (Channels){t, first + i, left}, end, i, &sums, taps, c);
+    EACH_VECTOR(i, left, count) {
+        Vec inputs[CONV_TAPS];
+        UNROLL for (int k = 0; k < taps; k++) {
+            float *to = o.dw + k * o.s.width + first;
+            inputs[k] = vec_load(&sums.inputs[k][i]);
             put(to, i, left, DTYPE_F32, get(to, i, left, DTYPE_F32) + vec_load(&sums.taps[k][i]));
         }
+        conv_put_last(&o, inputs, (Channels){o.s.tokens, first + i, left}, taps, c);
+    }
 }
 static void conv_backward(const ConvBackwardArgs *o, int64_t first, int64_t count) {
-    BY_DTYPE(o->c, conv_backward_typed, *o, first, count);
+    BY_TAPS(o->s.taps, o->c, conv_backward_typed, *o, first, count);
 }
 
 /* ---- recurrences ---- */
