@@ -18,8 +18,9 @@
  *     sends more only where the tree needs it.
  *  5. Collectives over several machines have two levels (Mesh.machine): comm_all_gather, comm_all_reduce,
  *     comm_sum_inner and comm_sum_outer move data between machines and inside each apart, so that a byte
- *     crosses to another machine once, not once for each of its ranks. The bits are the same. Groups with
- *     unequal numbers of ranks on machines, and fp32 sums where that number is no power of two, have one level.
+ *     crosses to another machine once, not once for each of its ranks. The bits are the same. There is one
+ *     level where machines have unequal numbers of the group's ranks, and for fp32 sums where that number is
+ *     no power of two.
  *  6. The first failure is sticky: every later call returns it. comm_agree (while all ranks take part, as in
  *     setup) or comm_fail (while others may be waiting) makes the failure of one rank the failure of all.
  *  7. Calls come from one thread. The progress thread and the watchdog belong to this module.

@@ -34,8 +34,8 @@ typedef struct Group {
     struct Op *queue; /* operations under way, in the order of their start */
 } Group;
 
-/* The ranks of a group between which an operation moves data: all of them, those of one machine, or those with
- * one index in their machine. Rank p of the span is rank first + p * step of the group. */
+/* The ranks of a group between which an operation moves data: all of them, those of one machine, or those
+ * with one index in their machine. Rank p of the span is rank first + p * step of the group. */
 typedef struct Span {
     int first, step, size, rank; /* rank: this rank's */
 } Span;
@@ -85,8 +85,9 @@ typedef struct Op {
      * it is `stride` bytes from p * stride on, clipped at `total`. Data moves in buckets. */
     Group *group;
     Span span;
-    /* One level of a collective over several machines: the inner one moves `pieces` ranges of each rank, those
-     * of ranks with its index on all machines, one after the other. The second level waits for the first. */
+    /* One level of a collective over several machines: the inner one moves `pieces` ranges of each rank,
+     * those of ranks with its index on all machines, one after the other. Each level waits for the one
+     * before. */
     int pieces;
     CommRequest behind; /* 0: none */
     AxisSet asked;      /* the set asked for, which maps to that group; traffic is counted there */

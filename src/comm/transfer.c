@@ -16,8 +16,8 @@
  *     wait for each other in turn:
  *         all-gather                 between machines, inside
  *         reduce-scatter (in place)  inside, between
- *         all-reduce                 reduce-scatter inside, all-reduce of this rank's range between, all-gather
- *                                    inside
+ *         all-reduce                 reduce-scatter inside, all-reduce of this rank's range between,
+ *                                    all-gather inside
  *     Rank j of a machine exchanges with rank j of each other machine, so that each byte crosses to a machine
  *     once. A machine's sum is a block of the canonical tree over the group if its ranks are a power of two.
  *  6. A message is one stream: a header, then the data in pieces. The header says what follows, so a receiver
@@ -268,7 +268,7 @@ static char *block_address(const Op *op, int k) {
 void stream_items(Op *op, StreamId id) {
     const Group *g = op->group;
     Stream *s = &op->streams[id];
-    /* One item for each other rank of the span; in an outer step one for each block that is sent or received. */
+    /* One item for each other rank of the span; in an outer step one for each block sent or received. */
     s->per_bucket = op->span.size - 1;
     if (is_outer(op) && id == REDUCE_SEND) s->per_bucket *= blocks_of(op, g->rank);
     if (is_outer(op) && id == REDUCE_RECV) {

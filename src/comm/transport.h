@@ -100,8 +100,8 @@ typedef struct TransportPlace {
 /* ---- local_ranks.c ---- */
 /* The cores that this process may run on; with more than a set can hold, none. */
 void transport_own_cores(cpu_set_t *out);
-/* Sets local_rank, local_size, local_cores and hosts. A launcher may bind each rank to cores of its own, or allow
- * all cores to all: the ranks share the union of their cores. */
+/* Sets local_rank, local_size, local_cores and hosts. A launcher may bind each rank to cores of its own, or
+ * allow all cores to all: the ranks share the union of their cores. */
 void transport_find_local(CommTransport *transport, const TransportPlace *places /* [size], of all ranks */);
 /* Consecutive ranks of each of several machines, where these have equally many; 0: otherwise. */
 int transport_machine_ranks(const uint64_t *hosts, int size);

@@ -72,8 +72,8 @@ double hardware_bandwidth(const Hardware *h); /* bytes/s of memory reached */
 /* Seconds in which each of `ranks` ranks sends `bytes` to the others in `operations` collectives. Neighbours
  * in the group are `stride` ranks apart. Transfers inside a machine and between machines run concurrently. */
 double hardware_collective(const Hardware *h, int ranks, int stride, double bytes, int operations);
-/* The same where collectives have two levels (comm.h), and `local` ranks of the group are on each machine. The
- * levels of a collective follow each other. */
+/* The same where collectives have two levels (comm.h), and `local` ranks of the group are on each machine.
+ * The levels of a collective follow each other. */
 double hardware_levels(const Hardware *h, int ranks, int local, double bytes, int operations);
 /* Seconds of one message to a rank that is `stride` ranks away. */
 double hardware_message(const Hardware *h, int stride, double bytes);
