@@ -50,6 +50,27 @@ static void describe_spares(const Config *c, Text *out) {
 
 /* FLOPs are those of the model in training, forward and backward, without recomputation. Tokens are those of
  * the full step, over all data-parallel ranks; microbatches are those of one such rank. */
+/* Which silent errors are found how soon. A replay compares one microbatch, and costs as much as it does,
+ * without its reduction. */
+static void describe_checks(const Config *c, const Layout *l, const RankPlan *p, Text *out) {
+    int64_t every = c->check.replay_every, replicas = c->check.replicas_every;
+    double share = every > 0 ? 100.0 / ((double)every * l->microbatches) : 0;
+    if (every == 0) return;
+    text_printf(
+        out,
+        "checks  1 of %d microbatch%s of a rank is computed again every %lld step%s: that finds %.3g%% of "
+        "single errors in passes, errors in a share q of them after about %lld/q steps, and takes about "
+        "%.3g%% of the time\n",
+        l->microbatches, l->microbatches == 1 ? "" : "es", (long long)every, every == 1 ? "" : "s", share,
+        (long long)every, share);
+    if (replicas > 0 && partition_has_copies(&p->partition))
+        text_printf(
+            out,
+            "        copies of weights and moments are compared every %lld steps and before checkpoints: "
+            "what changed in one of them is found then\n",
+            (long long)replicas);
+}
+
 void describe_work(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
     const ModelConfig *m = &c->model.shape;
     char parameters[32], tokens[32];
@@ -88,6 +109,7 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
     layout_describe(l, c, out);
     describe_spares(c, out);
     param_groups_print(&p->groups, &p->model.table, false, out);
+    describe_checks(c, l, p, out);
 }
 
 static void put_share(const char *whose, uint64_t there, size_t taken, Text *out) {

@@ -384,6 +384,16 @@ has out "gradient_sync step (auto: fits the memory of a rank, and sends the fewe
 plan 0 -n 4 mesh.dp_replicate=2 train.gradient_sync=replica
 has out "gradient_sync replica, on rank 0: memory"
 
+# Silent errors: 16 microbatches a rank, of which every 5 steps one is computed again: 1/80. Without replays nothing is said.
+plan 0 -n 4 mesh.dp_replicate=4 check.replay_every=5
+has out "checks  1 of 16 microbatches of a rank is computed again every 5 steps: that finds 1.25% of single errors in passes, errors in a share q of"
+has out "them after about 5/q steps, and takes about 1.25% of the time"
+has out "        copies of weights and moments are compared every 100 steps and before checkpoints"
+plan 0 -n 4 mesh.dp_shard=4 check.replay_every=5
+! grep -q 'copies of weights' out || fail "nothing is there twice"
+plan 0 -n 4 mesh.dp_replicate=4
+! grep -q '^checks' out || fail "there are no replays"
+
 # Meshes with cp report the attention method and the reason. Memory and work are divided among the ranks, and there is traffic.
 whole=$("$weft" plan model.yaml -n 4 mesh.dp_replicate=4 | awk '/^work and bytes/ { on = 1 } on && $1 == "0-3" && NF > 4 { print $2; exit }')
 for mesh in mesh.cp=2 "mesh.tp=2 mesh.cp=2"; do

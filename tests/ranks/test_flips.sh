@@ -2,13 +2,15 @@
 # One bit flips on one rank, in each kind of memory: which check finds it, is the right rank named, and how does the rate compare with the
 # predicted one (docs/use/replica-checks.md)? Each flip is made in a run without checks on the way first: of those that change no weight at its
 # end there is nothing to find. Prints a row for each kind, and the rates of all:
-#   FLIPS=100 KINDS='gradients pool=workspace' MESHES='replicas shards' SEED=1 tests/ranks/test_flips.sh
+#   FLIPS=100 KINDS=all MESHES='replicas shards' SEED=1 tests/ranks/test_flips.sh
 # ranks: 6, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 flips=${FLIPS:-1} seed=${SEED:-1} meshes=${MESHES:-replicas} steps=8 every=2 microbatches=2
-kinds=${KINDS:-gradients activations messages tokens weights moments staging pool=parameters pool=copy pool=gathered pool=gradients pool=slots
-    pool=optimizer pool=constants pool=statistics pool=activations pool=workspace pool=communication pool=partner}
+all="gradients activations messages tokens weights moments staging pool=parameters pool=copy pool=gathered pool=gradients pool=slots pool=optimizer
+    pool=constants pool=statistics pool=activations pool=workspace pool=communication pool=partner"
+kinds=${KINDS:-gradients tokens moments staging pool=optimizer pool=constants pool=workspace}
+[ "$kinds" != all ] || kinds=$all
 
 letters 60 3 >text.txt
 cat >run.yaml <<END
@@ -73,7 +75,7 @@ flip() {
     fault="bitflip:rank=$rank,step=$step,seed=$((seed * 100000 + i)),"
     case $kind in
     pool=*) fault+=$kind m=any ;;
-    weights | moments | staging) fault+="what=$kind" m=any ;;
+    weights | moments | messages | staging) fault+="what=$kind" m=any ;;
     *) fault+="what=$kind,microbatch=$m" ;;
     esac
     run "$name" "${none[@]}" --inject "$fault"

@@ -2,6 +2,8 @@
 # check.replay_every: microbatches computed again by other ranks have the same bits on every mesh, and change nothing. Flipped bits: where a
 # flip in gradients or activations would change the weights, the right rank is named, the step is made again, and the weights are those of
 # an undisturbed run; a rank that is wrong each time ends the run with status 18. A flip in messages is not found: documented.
+# STEPS=N makes N steps with a replay in each, with each dtype of COMPUTES on every mesh, and prints how many replays raised no alarm:
+#   STEPS=200 COMPUTES='fp32 bf16' tests/ranks/test_replay.sh
 # ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
@@ -10,7 +12,7 @@ letters 60 3 >text.txt
 cat >run.yaml <<END
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
-train: {steps: 6, context: 32, microbatch: 2, tokens_per_step: 768, compute: fp32}
+train: {steps: ${STEPS:-6}, context: 32, microbatch: 2, tokens_per_step: 768, compute: fp32}
 lr_schedule: {warmup_steps: 2}
 checkpoint: {every: 1000}
 metrics: {log_freq: 1, tensorboard: false}
@@ -109,14 +111,21 @@ persists() {
     [ "$found" -eq 1 ] || fail "$name: no weight matters"
 }
 
-meanwhile 1 equal one
-for numerics in fast exact; do
-    meanwhile 2 equal "dp-$numerics" -n 2 mesh.dp_replicate=2 "numerics.mode=$numerics"
-    meanwhile 4 equal "pp-$numerics" -n 4 mesh.pp=2 mesh.dp_shard=2 train.gradient_sync=microbatch "numerics.mode=$numerics"
-    meanwhile 4 equal "tp-$numerics" -n 4 mesh.tp=2 mesh.dp_shard=2 "numerics.mode=$numerics" train.compute=bf16
-    meanwhile 4 equal "cp-$numerics" -n 4 mesh.cp=2 mesh.dp_replicate=2 "numerics.mode=$numerics"
-    meanwhile 4 equal "ep-$numerics" -n 4 mesh.dp_shard=2 mesh.ep=2 mesh.dp_replicate=2 "numerics.mode=$numerics" "${experts[@]}"
+for compute in ${COMPUTES:-fp32}; do
+    meanwhile 1 equal "one-$compute" "train.compute=$compute"
+    for numerics in fast exact; do
+        same=("numerics.mode=$numerics" "train.compute=$compute") name=$numerics-$compute
+        meanwhile 2 equal "dp-$name" -n 2 mesh.dp_replicate=2 "${same[@]}"
+        meanwhile 4 equal "pp-$name" -n 4 mesh.pp=2 mesh.dp_shard=2 train.gradient_sync=microbatch "${same[@]}"
+        # Without COMPUTES one mesh has the other dtype.
+        meanwhile 4 equal "tp-$name" -n 4 mesh.tp=2 mesh.dp_shard=2 "numerics.mode=$numerics" "train.compute=$([ -n "${COMPUTES:-}" ] && echo "$compute" || echo bf16)"
+        meanwhile 4 equal "cp-$name" -n 4 mesh.cp=2 mesh.dp_replicate=2 "${same[@]}"
+        meanwhile 4 equal "ep-$name" -n 4 mesh.dp_shard=2 mesh.ep=2 mesh.dp_replicate=2 "${same[@]}" "${experts[@]}"
+    done
 done
+together
+sed -n 's/^\([0-9]*\) microbatches were computed again (check.replay_every); 0 steps were made again.*/\1/p' ./*-again.err |
+    awk '{ n += $1 } END { print n " replays in " NR " runs, no alarm" }'
 meanwhile 1 flips one-gradients 1 0 gradients
 meanwhile 2 flips dp-activations 2 1 activations mesh.dp_replicate=2
 meanwhile 2 flips dp-gradients 2 0 gradients mesh.dp_shard=2
