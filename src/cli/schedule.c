@@ -22,6 +22,7 @@ enum {
     MOST_RANKS = 4096,
     MOST_MICROBATCHES = 1 << 16,
     MOST_STAGES_PER_RANK = 64,
+    MOST_SEGMENTS = 64,
     MOST_CELLS = 1 << 22,
     ACTIVE_STAGES = 3
 };
@@ -33,6 +34,8 @@ static const Flag flags[] = {
     {"--pp", 'p', "N", "pipeline ranks"},
     {"--microbatches", 'm', "N", "microbatches of a step"},
     {"--stages-per-rank", 'v', "N", "default 1, or 2 for schedules made for several"},
+    {"--segments", 0, "K",
+     "segments of a microbatch (1f1b and gpipe), of equal time; --cost is still of the whole; default 1"},
     {"--cost", 0, "F,I,W[,LATENCY]",
      "time of forward, dgrad and wgrad of one stage, and of a transfer; default 1,1,1,0"},
     {"--activations", 0, "X",
@@ -49,6 +52,7 @@ static const Flag flags[] = {
 /* The flags, checked; sizes that were not given stay 0 until a name or a file determines them. */
 typedef struct Request {
     int64_t ranks, microbatches, stages_per_rank; /* 0: not given */
+    int64_t segments;
     int64_t width;
     double activations; /* 0: not given */
     SimulateCosts costs;
@@ -87,11 +91,12 @@ static ErrorCode parse_costs(const char *text, SimulateCosts *costs, Error *err)
 
 /* Checks the bounds of each size; check_cells checks their product. */
 static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
-    *q = (Request){.costs = {.uniform = {1, 1, 1}}};
+    *q = (Request){.segments = 1, .costs = {.uniform = {1, 1, 1}}};
     const char *costs = arguments_flag(args, "--cost");
     TRY(arguments_int(args, "--pp", 1, MOST_RANKS, &q->ranks, err));
     TRY(arguments_int(args, "--microbatches", 1, MOST_MICROBATCHES, &q->microbatches, err));
     TRY(arguments_int(args, "--stages-per-rank", 1, MOST_STAGES_PER_RANK, &q->stages_per_rank, err));
+    TRY(arguments_int(args, "--segments", 1, MOST_SEGMENTS, &q->segments, err));
     TRY(arguments_double(args, "--activations", 0, 1, &q->activations, err));
     TRY(arguments_int(args, "--width", 40, 20000, &q->width, err));
     if (costs) TRY(parse_costs(costs, &q->costs, err));
@@ -131,19 +136,28 @@ static ErrorCode need_sizes(const Request *q, Error *err) {
                      q->ranks ? "--microbatches" : "--pp");
 }
 
-/* Checked before anything is made of it. The product fits: 2^12 * 2^16 * 2^6 is 2^34. */
+/* Checked before anything is made of it. The product fits: 2^12 * 2^16 * 2^6 * 2^6 is 2^40. */
 static ErrorCode check_cells(const Request *q, int stages_per_rank, Error *err) {
-    if (q->ranks * q->microbatches * stages_per_rank <= MOST_CELLS) return OK;
+    if (q->ranks * q->microbatches * q->segments * stages_per_rank <= MOST_CELLS) return OK;
+    char segments[32] = "";
+    if (q->segments > 1) snprintf(segments, sizeof segments, " in %d segments", (int)q->segments);
     return error_set(err, ERR_USAGE,
-                     "schedule: %lld ranks x %lld microbatches x %d stage%s a rank are more than the %d "
+                     "schedule: %lld ranks x %lld microbatches%s x %d stage%s a rank are more than the %d "
                      "cells that this is made for",
-                     (long long)q->ranks, (long long)q->microbatches, stages_per_rank,
+                     (long long)q->ranks, (long long)q->microbatches, segments, stages_per_rank,
                      stages_per_rank == 1 ? "" : "s", MOST_CELLS);
 }
 
 static OrderTerms order_terms(const Request *q, double activations) {
     StageCost u = q->costs.uniform;
-    return (OrderTerms){activations, {u.forward, u.input, u.weight}};
+    return (OrderTerms){activations, {u.forward, u.input, u.weight}, (int)q->segments};
+}
+
+/* Of a stage that has one of `parts` equal parts of what --cost is of. */
+static SimulateCosts costs_of(const Request *q, int parts) {
+    SimulateCosts costs = q->costs;
+    costs.uniform = cost_scaled(costs.uniform, 1.0 / parts);
+    return costs;
 }
 
 /* Made by name, or read from a file, which has its own sizes: flags for them are refused, since a file cannot
@@ -160,11 +174,12 @@ static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *
         OrderTerms terms = order_terms(q, q->activations);
         return schedule_make_on(s, name, (int)q->ranks, (int)q->microbatches, v, &terms, err);
     }
-    if (q->ranks || q->microbatches || q->stages_per_rank || q->activations > 0)
-        return error_set(err, ERR_USAGE,
-                         "schedule: --pp, --microbatches, --stages-per-rank and --activations come from the "
-                         "file %s",
-                         operand);
+    if (q->ranks || q->microbatches || q->stages_per_rank || q->activations > 0 || q->segments > 1)
+        return error_set(
+            err, ERR_USAGE,
+            "schedule: --pp, --microbatches, --stages-per-rank, --segments and --activations come "
+            "from the file %s",
+            operand);
     return schedule_read_csv(s, operand, err);
 }
 
@@ -214,9 +229,9 @@ static void write_json(const Schedule *s, const Simulation *timing, Text *out) {
     json_start(&w, out, 2);
     json_begin_object(&w);
     json_put_string(&w, "schedule", s->name);
-    const char *const counts[] = {"ranks", "microbatches", "stages"};
-    const int numbers[] = {s->ranks, s->microbatches, s->stages};
-    for (int i = 0; i < 3; i++) { json_put_int(&w, counts[i], numbers[i]); }
+    const char *const counts[] = {"ranks", "microbatches", "stages", "segments"};
+    const int numbers[] = {s->ranks, s->microbatches / s->segments, s->stages, s->segments};
+    for (int i = 0; i < 4; i++) { json_put_int(&w, counts[i], numbers[i]); }
     const char *const names[] = {"makespan", "bubble", "bubble_without_barrier"};
     /* In the order of the names above. */
     const double values[] = {timing->makespan, timing->bubble,
@@ -232,8 +247,11 @@ static void write_json(const Schedule *s, const Simulation *timing, Text *out) {
 
 /* Names the costs unless they are the default, so that drawings with different costs are not confused. */
 static void title_of(const Schedule *s, const SimulateCosts *c, char out[256]) {
-    int used = snprintf(out, 256, "%s: %d rank%s, %d microbatch%s, %d stage%s", s->name, s->ranks,
-                        s->ranks == 1 ? "" : "s", s->microbatches, s->microbatches == 1 ? "" : "es",
+    int microbatches = s->microbatches / s->segments;
+    char segments[32] = "";
+    if (s->segments > 1) snprintf(segments, sizeof segments, " in %d segments", s->segments);
+    int used = snprintf(out, 256, "%s: %d rank%s, %d microbatch%s%s, %d stage%s", s->name, s->ranks,
+                        s->ranks == 1 ? "" : "s", microbatches, microbatches == 1 ? "" : "es", segments,
                         s->stages, s->stages == 1 ? "" : "s");
     StageCost u = c->uniform;
     bool plain = u.forward == 1 && u.input == 1 && u.weight == 1 && c->latency == 0;
@@ -264,7 +282,8 @@ static ErrorCode show_timed(const Arguments *args, const Schedule *s, const Requ
     Simulation timing;
     Text out = {0};
     const char *svg = arguments_flag(args, "--svg");
-    TRY(simulate(&timing, s, &q->costs, err));
+    SimulateCosts costs = costs_of(q, s->segments);
+    TRY(simulate(&timing, s, &costs, err));
     ErrorCode code = OK;
     if (svg) {
         draw(s, &timing, q, true, &out);
@@ -320,8 +339,9 @@ static void compare_row(Schedule *s, const Simulation *t, int v, Text *out) {
         if (t->rank[r].peak_weight > peak_weight) peak_weight = t->rank[r].peak_weight;
     }
     text_printf(out, "%-24s %6d %9.6g %7.1f %% %10.1f %% %10.4g %10.4g %9d\n", s->name, v, t->makespan,
-                100 * t->bubble, t->makespan > 0 ? 100 * t->span / t->makespan : 0, (double)peak_input / v,
-                (double)peak_weight / v, most_messages(s));
+                100 * t->bubble, t->makespan > 0 ? 100 * t->span / t->makespan : 0,
+                (double)peak_input / (v * s->segments), (double)peak_weight / (v * s->segments),
+                most_messages(s));
 }
 
 /* A stage of a rank with v stages costs 1 / v, so that rows compare: each is the same model on the same
@@ -334,10 +354,7 @@ static void compare_one(ScheduleName name, const Request *q, Text *out) {
     Error why;
     int usual = schedule_default_stages_per_rank(name);
     int v = usual > 1 && !schedule_is_v(name) && q->stages_per_rank ? (int)q->stages_per_rank : usual;
-    SimulateCosts costs = q->costs;
-    costs.uniform.forward /= v;
-    costs.uniform.input /= v;
-    costs.uniform.weight /= v;
+    SimulateCosts costs = costs_of(q, v * (int)q->segments);
     OrderTerms terms = order_terms(q, schedule_takes_limit(name) ? q->activations : 0);
     ErrorCode code = schedule_make_on(&s, name, (int)q->ranks, (int)q->microbatches, v, &terms, &why);
     if (code == OK) {
@@ -363,11 +380,15 @@ static ErrorCode compare(const Arguments *args, const Request *q, Error *err) {
                              one_only[i], one_only[i]);
     Text out = {0};
     StageCost u = q->costs.uniform;
+    char segments[32] = "";
+    if (q->segments > 1) snprintf(segments, sizeof segments, " in %d segments", (int)q->segments);
     text_printf(
         &out,
-        "%lld ranks, %lld microbatches; a rank's share of the model costs F %g, I %g, W %g, a transfer %g\n\n"
+        "%lld ranks, %lld microbatches%s; a rank's share of the model costs F %g, I %g, W %g, a transfer "
+        "%g\n\n"
         "schedule                 stages  makespan    bubble  no barrier  peak to I  peak to W  messages\n",
-        (long long)q->ranks, (long long)q->microbatches, u.forward, u.input, u.weight, q->costs.latency);
+        (long long)q->ranks, (long long)q->microbatches, segments, u.forward, u.input, u.weight,
+        q->costs.latency);
     for (int i = 0; i < PIPE_NAMES; i++) compare_one((ScheduleName)i, q, &out);
     text_puts(&out, "\n"
                     "stages: of a rank. peak: activations of a rank's share of the model and one microbatch, "
@@ -405,6 +426,7 @@ const Verb verb_schedule = {
                "Examples:\n"
                "  weft schedule --pp 4 --microbatches 8\n"
                "  weft schedule 1f1b --pp 4 --microbatches 8 --cost 1,1,0.8,0.1\n"
+               "  weft schedule 1f1b --pp 4 --microbatches 4 --segments 4\n"
                "  weft schedule interleaved_1f1b --pp 4 --microbatches 8 --svg interleaved.svg\n"
                "  weft schedule zbv --pp 4 --microbatches 8 --csv >mine.csv\n"
                "  weft schedule mine.csv",

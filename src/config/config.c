@@ -147,6 +147,14 @@ static ErrorCode check_spans(const Config *c, const OptionSet *set, Error *err) 
                         (long long)c->numerics.cp_invariant_up_to);
 }
 
+/* Sums over segments are pairs of pairs. */
+static ErrorCode check_segments(const Config *c, const OptionSet *set, Error *err) {
+    int64_t k = c->pipeline.segments;
+    if ((k & (k - 1)) == 0) return OK;
+    return options_fail(set, "pipeline.segments", err, "%lld: expected 1, 2, 4, 8, 16, 32 or 64",
+                        (long long)k);
+}
+
 /* The estimate needs squared norms that add up, hence the 2-norm. */
 static ErrorCode check_noise(const Config *c, const OptionSet *set, Error *err) {
     if (!c->metrics.noise_scale || (c->optimizer.clip_norm >= 2 && c->optimizer.clip_norm <= 2)) return OK;
@@ -542,6 +550,7 @@ static ErrorCode complete(Config *c, OptionSet *set, FindModel find, Error *err)
     TRY(check_schedule(c, set, err));
     TRY(check_rampup(c, set, err));
     TRY(check_spans(c, set, err));
+    TRY(check_segments(c, set, err));
     TRY(check_noise(c, set, err));
     TRY(check_lora(c, set, err));
     TRY(take_router_bias(c, set, err));

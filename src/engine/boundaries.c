@@ -19,7 +19,8 @@ static bool is_forward(ActionKind kind) { return kind == ACT_SEND_F || kind == A
  * to step, because a fast rank may be a step ahead of a slow one. */
 static uint64_t key_of(const Execution *x, Action a) {
     const Engine *e = x->engine;
-    int64_t each = e->plan->spec.inference ? 1 : e->plan->program.microbatches;
+    const Program *largest = e->plan->spec.inference ? &e->plan->evaluation : &e->plan->program;
+    int64_t each = largest->microbatches;
     int upper = a.kind == ACT_RECV_F || a.kind == ACT_SEND_B ? a.unit : a.unit + 1;
     int stage = stages_of_unit(&e->plan->partition.stages, upper);
     return comm_key(is_forward(a.kind) ? 0 : 1, stage, e->progress.executed * each + a.microbatch);

@@ -112,7 +112,8 @@ static void point_owned(Engine *e) {
  * allocates nothing. */
 static void allocate_tables(Engine *e) {
     size_t units = (size_t)e->model.table.units,
-           microbatches = (size_t)(e->plan->spec.inference ? 1 : e->plan->program.microbatches);
+           microbatches =
+               (size_t)(e->plan->spec.inference ? &e->plan->evaluation : &e->plan->program)->microbatches;
     e->weights =
         (Weights){&e->model.table, e->model.compute, mem_alloc_array(units, sizeof *e->weights.units)};
     e->gradients = (Gradients){&e->model.table, mem_alloc_array(units + 1, sizeof *e->gradients.units),
@@ -445,6 +446,7 @@ static LossRecord *scores_of(const Execution *x, int m) { return batch_array(x, 
 static int64_t local_scores(const Engine *e) { return e->model.cp.rank * model_records(&e->model); }
 
 void execution_enter(Execution *x, int m) {
+    x->pass.segment = program_segment(x->program, m);
     x->pass.batch =
         (Microbatch){batch_array(x, m, 0), batch_array(x, m, 1), batch_array(x, m, 2), batch_array(x, m, 3)};
     x->pass.losses = batch_array(x, m, 4);
@@ -506,17 +508,17 @@ static void load_next(Execution *x, int m) {
 /* Uploads this rank's tokens. Targets come with the batch, so the next token may be on another rank.
  * Attention sees the tokens of all ranks, and needs to know where their documents begin. */
 static void load(Execution *x, int m) {
-    const Batch *b = &x->batches[m];
+    const Batch *b = &x->batches[program_batch(x->program, m)];
     Device *d = x->engine->device;
     const Model *model = &x->engine->model;
     origin_tokens(x, b);
-    CHECK(is_within(b, x->engine->plan));
-    int64_t each = model_cp_chunk(model);
-    size_t bytes = (size_t)each * sizeof(int32_t);
     execution_enter(x, m);
+    CHECK(x->pass.segment > 0 || is_within(b, x->engine->plan));
+    int64_t each = model_cp_chunk(model), segment = x->pass.segment * model->tokens;
+    size_t bytes = (size_t)each * sizeof(int32_t);
     const Microbatch *to = &x->pass.batch;
     for (int i = 0; i < model_cp_chunks(model); i++) {
-        int64_t first = model_cp_chunk_first(model, model->cp.rank, i), at = i * each;
+        int64_t first = segment + model_cp_chunk_first(model, model->cp.rank, i), at = i * each;
         OP(d, upload, to->ids + at, b->inputs + first, bytes);
         OP(d, upload, to->targets + at, b->targets + first, bytes);
         OP(d, upload, to->positions + at, b->positions + first, bytes);
@@ -552,19 +554,23 @@ UnitPass execution_unit(const Execution *x, Action a) {
     ActionKind pass = action_pass(a);
     if (pass == ACT_RECOMPUTE) pass = a.before;
     Grads grads = pass_grads(pass);
+    int first = program_first_segment(x->program, m);
+    bool keeps = x->program->segments > 1 && u > 0 && u < last;
     UnitPass unit = {.pass = &x->pass,
                      .unit = u,
                      .together = grads == BOTH_GRADS,
                      .slice = a.slice,
                      .saved = u > 0 ? execution_buffer(x, BUFFER_SAVED, u, m) : NULL,
                      .stash = e->work.stash,
-                     .scratch = e->work.scratch};
+                     .scratch = e->work.scratch,
+                     .keys = keeps ? execution_buffer(x, BUFFER_KEYS, u, first) : NULL};
     if (pass == ACT_FWD) {
         bool here = partition_runs(&e->plan->partition, u + 1);
         if (u < last)
             unit.out = execution_buffer(x, here ? BUFFER_SAVED : BUFFER_OUTPUT, here ? u + 1 : u, m);
         return unit;
     }
+    if (keeps) unit.key_sums = execution_buffer(x, BUFFER_KEY_SUMS, u, first);
     if (grads != WGRAD || u == 0)
         unit.dx = execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
     if (grads != BOTH_GRADS && u > 0 && (u < last || e->model.config.mtp_module))
@@ -755,7 +761,7 @@ static Execution prepare(Engine *e, const Program *p, const MemoryPlan *memory, 
 
 int64_t engine_valid(const Engine *e, const Batch *batches, int microbatches) {
     int64_t valid = 0;
-    if (microbatches == 0) microbatches = e->plan->program.microbatches;
+    if (microbatches == 0) microbatches = program_batches(&e->plan->program);
     for (int m = 0; m < microbatches; m++) valid += batches[m].valid;
     /* The ranks of a pipeline see the same batches, so one of them counts. */
     return partition_counts_batches(&e->plan->partition) ? valid : 0;
@@ -776,10 +782,10 @@ static int64_t count_valid(Engine *e, const Batch *batches, int microbatches) {
 /* Selects the plan's program with this number of microbatches: the largest step's, or a smaller one. */
 static Execution prepare_step(Engine *e, int microbatches, const Batch *batches) {
     const RankPlan *p = e->plan;
-    if (microbatches == 0 || microbatches == p->program.microbatches)
+    if (microbatches == 0 || microbatches == program_batches(&p->program))
         return prepare(e, &p->program, &p->memory, batches);
     int i = 0;
-    while (i < p->smaller_count && p->smaller[i].program.microbatches != microbatches) i++;
+    while (i < p->smaller_count && program_batches(&p->smaller[i].program) != microbatches) i++;
     CHECK(i < p->smaller_count);
     return prepare(e, &p->smaller[i].program, &p->smaller[i].memory, batches);
 }
@@ -810,7 +816,7 @@ ErrorCode engine_step(Engine *e, const Batch *batches, const StepOptions *option
     Execution x = begin_training(e, options->microbatches, batches, options, result);
     const Partition *p = &e->plan->partition;
     int exact_chunks = p->cp.exact_chunks > 0 ? p->cp.exact_chunks : 1,
-        contributions = x.program->microbatches * mesh_dp_degree(&p->mesh) * p->splits * exact_chunks;
+        contributions = program_batches(x.program) * mesh_dp_degree(&p->mesh) * p->splits * exact_chunks;
     e->clock.program = x.program;
     *result = (StepResult){.valid = count_valid(e, batches, options->microbatches)};
     /* Each sum in fixed point has this many terms (counting splits and exact chunks, where sums have any),
@@ -851,9 +857,11 @@ void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses) {
 bool engine_score(Engine *e, const Batch *batch, LossRecord *records) {
     Execution x = forward_only(e, batch, true);
     if (!partition_runs(&e->plan->partition, x.program->units - 1)) return false;
-    LossRecord *all = scores_of(&x, 0);
-    collective_gather_scores(e, all);
-    device_fetch(e->device, records, all,
-                 (size_t)(e->model.cp.ranks * model_records(&e->model)) * sizeof *records);
+    size_t each = (size_t)(e->model.cp.ranks * model_records(&e->model));
+    for (int m = 0; m < x.program->microbatches; m++) {
+        LossRecord *all = scores_of(&x, m);
+        collective_gather_scores(e, all);
+        device_fetch(e->device, records + (size_t)m * each, all, each * sizeof *records);
+    }
     return true;
 }

@@ -44,7 +44,8 @@ static int64_t gradient_counter(const Engine *e, int microbatch, int param) {
 static bool is_planted(const Execution *x, StepPoison place) {
     const StepOptions *o = x->options;
     int microbatch = x->engine->progress.current->microbatch;
-    return o->poison == place && !x->poisoned && (microbatch < 0 || o->poison_microbatch == microbatch);
+    bool here = microbatch < 0 || o->poison_microbatch == program_batch(x->program, microbatch);
+    return o->poison == place && !x->poisoned && here;
 }
 
 /* Plants the NaN or the flipped bit of an injected fault in a tensor, as a broken kernel would have. */
@@ -98,7 +99,7 @@ void origin_states(Execution *x, OriginStage stage, int64_t n, Dtype type, void 
  * so that the next message names the microbatch. */
 static bool reads_sums(const Execution *x, int microbatch) {
     return program_has_slots(x->program) || x->engine->statistics.each_microbatch ||
-           microbatch == x->program->microbatches - 1;
+           program_batch(x->program, microbatch) == program_batches(x->program) - 1;
 }
 
 void origin_gradients(Execution *x, int unit, Flat flat, int microbatch) {
@@ -224,7 +225,8 @@ static void describe(const Execution *x, const Origin *o, Text *out) {
         break;
     case ORIGIN_NONE: break;
     }
-    if (o->microbatch >= 0) text_printf(out, " in microbatch %" PRId64, o->microbatch);
+    if (o->microbatch >= 0)
+        text_printf(out, " in microbatch %d", program_batch(x->program, (int)o->microbatch));
     if (comm_size(x->engine->comm) > 1)
         text_printf(out, ", made by rank %" PRId64 " on host %s", o->rank, o->host);
 }

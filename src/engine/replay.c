@@ -22,15 +22,15 @@ const char *engine_print_name(const Engine *e, size_t i) {
 
 static StepReplay *replay_of(const Execution *x, int microbatch) {
     StepReplay *r = x->training ? x->options->replay : NULL;
-    return r && r->microbatch == microbatch ? r : NULL;
+    return r && r->microbatch == program_batch(x->program, microbatch) ? r : NULL;
 }
 
 void replay_losses(const Execution *x, int microbatch) {
     StepReplay *r = replay_of(x, microbatch);
     Engine *e = x->engine;
     if (!r) return;
-    r->own[e->model.table.count + 1] =
-        tensor_hash(&e->hash, x->pass.losses, (size_t)e->model.tokens * sizeof(float), 0);
+    uint64_t *hash = &r->own[e->model.table.count + 1];
+    *hash = tensor_hash(&e->hash, x->pass.losses, (size_t)e->model.tokens * sizeof(float), *hash);
 }
 
 void replay_gradients(const Execution *x, int unit, Flat flat, int microbatch) {

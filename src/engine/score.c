@@ -32,7 +32,7 @@ typedef struct Packer {
     const Model *model;
     const Task *task;
     Batch batch;
-    LossRecord *partials; /* [ranks of cp, model_records] out of engine_score */
+    LossRecord *partials; /* [segments, ranks of cp, model_records] out of engine_score */
     LossRecord *records;  /* [T] */
     int32_t *memory;
 } Packer;
@@ -40,7 +40,8 @@ typedef struct Packer {
 static void packer_open(Packer *p, const Model *m, const Task *t) {
     int64_t tokens = model_all_tokens(m);
     *p = (Packer){.model = m, .task = t};
-    p->partials = mem_alloc_array((size_t)(m->cp.ranks * model_records(m)), sizeof *p->partials);
+    p->partials =
+        mem_alloc_array((size_t)(model_segments(m) * m->cp.ranks * model_records(m)), sizeof *p->partials);
     p->records = mem_alloc_array((size_t)tokens, sizeof *p->records);
     p->memory = mem_alloc_array(4 * (size_t)tokens, sizeof *p->memory);
     p->batch =
@@ -97,15 +98,16 @@ static void pack(Packer *p, Span s) {
     clear(&p->batch, at, p->batch.tokens);
 }
 
-/* Merges the splits of each row, for one chunk of logits of one rank of cp, and stores the result at the
- * token's index in the batch. */
-static void merge_chunk(Packer *p, int cp_rank, int chunk) {
+/* Merges the splits of each row, for one chunk of logits of a segment and rank of cp, and stores the result
+ * at the token's index in the batch. */
+static void merge_chunk(Packer *p, int segment, int cp_rank, int chunk) {
     const Model *m = p->model;
     int64_t first = model_chunk_first(m, chunk), rows = model_chunk_rows(m, chunk),
             split_size = model_vocabulary_splits(m, NULL).split_size;
-    const LossRecord *of = p->partials + cp_rank * model_records(m) + first * m->tp.splits;
+    const LossRecord *of =
+        p->partials + (segment * m->cp.ranks + cp_rank) * model_records(m) + first * m->tp.splits;
     for (int64_t r = 0; r < rows; r++) {
-        int64_t at = model_token(m, cp_rank, first + r), target = p->batch.targets[at];
+        int64_t at = segment * m->tokens + model_token(m, cp_rank, first + r), target = p->batch.targets[at];
         if (target >= 0)
             p->records[at] =
                 loss_record_of_splits(of + r, rows, m->tp.splits, split_size > 0 ? target / split_size : 0);
@@ -113,8 +115,9 @@ static void merge_chunk(Packer *p, int cp_rank, int chunk) {
 }
 
 static void merge(Packer *p) {
-    for (int cp_rank = 0; cp_rank < p->model->cp.ranks; cp_rank++)
-        for (int i = 0; i < model_chunks(p->model); i++) merge_chunk(p, cp_rank, i);
+    for (int segment = 0; segment < model_segments(p->model); segment++)
+        for (int cp_rank = 0; cp_rank < p->model->cp.ranks; cp_rank++)
+            for (int i = 0; i < model_chunks(p->model); i++) merge_chunk(p, segment, cp_rank, i);
 }
 
 /* Adds a row's log-likelihood, in double: target - log sum exp. */

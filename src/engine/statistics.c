@@ -108,11 +108,11 @@ void statistics_begin(Execution *x) {
 static void add_by_source(Execution *x, int microbatch) {
     Engine *e = x->engine;
     const Model *m = &e->model;
-    int64_t row = model_sequence(m), rows = model_all_tokens(m) / row;
-    const int32_t *of = x->options->sources + microbatch * rows;
+    int64_t row = model_sequence(m), rows = model_all_tokens(m) / row, segment = x->pass.segment * m->tokens;
+    const int32_t *of = x->options->sources + program_batch(x->program, microbatch) * rows;
     LossSum *sums = sources_of(e, e->statistics.figures);
     for (int64_t i = 0, count; i < m->tokens; i += count) {
-        int64_t at = model_token(m, m->cp.rank, i), cp_chunk = model_cp_chunk(m),
+        int64_t at = segment + model_token(m, m->cp.rank, i), cp_chunk = model_cp_chunk(m),
                 left = cp_chunk - i % cp_chunk;
         count = row - at % row < left ? row - at % row : left;
         OP(e->device, loss_sum, count, x->pass.losses + i, &sums[of[at / row]]);

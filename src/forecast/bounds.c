@@ -17,6 +17,7 @@ Config bounds_config(const Bounds *b, const Choice *c) {
     out.train.gradient_sync = c->sync;
     out.train.reshard = c->reshard;
     out.pipeline.microbatches = 0;
+    out.pipeline.segments = c->segments > 1 ? c->segments : 1;
     if (strcmp(c->schedule, out.pipeline.schedule) != 0) out.pipeline.activations = 0;
     if (same) return out;
     out.pipeline.schedule = (char *)(uintptr_t)c->schedule; /* read only */

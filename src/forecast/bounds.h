@@ -25,6 +25,7 @@ typedef struct Choice {
     int64_t sequences;    /* of a microbatch */
     const char *schedule; /* not owned */
     int stages_per_rank;
+    int segments;                 /* of a microbatch; 0: 1 */
     int recompute, sync, reshard; /* Recompute, GradientSync, Reshard */
 } Choice;
 

@@ -13,6 +13,8 @@
 #include "plan/sync.h"
 
 enum { SHOWN = 24, MOST_BOUNDS = 100000 };
+/* Contexts from which on segments are tried, and how many. */
+enum { LONG_CONTEXT = 8192, MOST_SEGMENTS = 4 };
 
 typedef struct Compare {
     const Config *c;
@@ -70,14 +72,14 @@ static ErrorCode forecast_within(Compare *p, Forecast *f, Config *c, Error *err)
 }
 
 /* ERR_CONFIG for candidates that would take minutes to simulate. */
-static ErrorCode try_one(Compare *p, const char *schedule, int microbatches, Error *err) {
+static ErrorCode try_one(Compare *p, const char *schedule, int microbatches, int segments, Error *err) {
     Forecast f;
     Candidate a;
     Choice choice = p->asked;
     choice.schedule = schedule, choice.stages_per_rank = stages_of(p, schedule);
-    choice.sequences = p->total / microbatches;
+    choice.sequences = p->total / microbatches, choice.segments = segments;
     int64_t each = choice.stages_per_rank > 0 ? choice.stages_per_rank : 1,
-            cells = (int64_t)choice.pp * microbatches * each;
+            cells = (int64_t)choice.pp * microbatches * segments * each;
     if (cells > SEARCH_CELLS)
         return error_set(err, ERR_CONFIG, "%lld cells are more than the %d that this is made for",
                          (long long)cells, SEARCH_CELLS);
@@ -86,7 +88,8 @@ static ErrorCode try_one(Compare *p, const char *schedule, int microbatches, Err
     choice.sync = c.train.gradient_sync;
     search_describe(&a, &f, &choice, p->q->memory);
     a.configured =
-        a.microbatches == p->configured && (choice.pp == 1 || strcmp(schedule, p->c->pipeline.schedule) == 0);
+        a.microbatches == p->configured &&
+        (choice.pp == 1 || (strcmp(schedule, p->c->pipeline.schedule) == 0 && segments == p->asked.segments));
     add(p, a);
     forecast_free(&f);
     return OK;
@@ -99,23 +102,37 @@ static int64_t next_count(const Compare *p, int64_t m) {
     return m < p->configured && p->configured < power ? p->configured : power;
 }
 
-static void put_failed(Compare *p, const char *schedule, const char *failed, const Error *why) {
-    text_printf(&p->reasons, "left out: %s with %s microbatch%s: %s\n", schedule, failed,
-                strcmp(failed, "1") == 0 ? "" : "es", why->message);
+static void put_failed(Compare *p, const char *schedule, const char *failed, int segments, const Error *why) {
+    text_printf(&p->reasons, "left out: %s with %s microbatch%s", schedule, failed,
+                strcmp(failed, "1") == 0 ? "" : "es");
+    if (segments > 1) text_printf(&p->reasons, " in %d segments", segments);
+    text_printf(&p->reasons, ": %s\n", why->message);
 }
 
 /* Tries a schedule with every number of microbatches. Those that fail share one line, with the reason of the
  * first. */
-static void try_schedule(Compare *p, const char *schedule) {
+static void try_schedule(Compare *p, const char *schedule, int segments) {
     Error why = {.code = OK}, first = {.code = OK};
     Text failed = {0};
     for (int64_t m = 1; m <= p->total; m = next_count(p, m)) {
-        if (p->total % m != 0 || try_one(p, schedule, (int)m, &why) == OK) continue;
+        if (p->total % m != 0 || try_one(p, schedule, (int)m, segments, &why) == OK) continue;
         if (first.code == OK) first = why;
         text_printf(&failed, "%s%lld", failed.length ? ", " : "", (long long)m);
     }
-    if (failed.length) put_failed(p, schedule, failed.data, &first);
+    if (failed.length) put_failed(p, schedule, failed.data, segments, &first);
     text_free(&failed);
+}
+
+/* Segments are for sequences that are too long for many microbatches; of schedules that take them, 1f1b keeps
+ * the fewest activations. */
+static bool tries_segments(const Compare *p, ScheduleName name, int segments) {
+    bool asked = segments == p->asked.segments && strcmp(schedule_name(name), p->c->pipeline.schedule) == 0;
+    return asked || (name == PIPE_1F1B && segments <= MOST_SEGMENTS && p->c->train.context >= LONG_CONTEXT);
+}
+
+static void try_segments(Compare *p, ScheduleName name) {
+    for (int k = 2; k <= MOST_SEGMENTS || k <= p->asked.segments; k *= 2)
+        if (tries_segments(p, name, k)) try_schedule(p, schedule_name(name), k);
 }
 
 /* With one pipeline rank there are no schedules to compare, only microbatches. A schedule from a file is
@@ -123,11 +140,14 @@ static void try_schedule(Compare *p, const char *schedule) {
 static void try_all(Compare *p) {
     ScheduleName ignored;
     if (p->asked.pp == 1) {
-        try_schedule(p, p->c->pipeline.schedule);
+        try_schedule(p, p->c->pipeline.schedule, 1);
         return;
     }
-    for (int i = 0; i < PIPE_NAMES; i++) try_schedule(p, schedule_name((ScheduleName)i));
-    if (!schedule_find(p->c->pipeline.schedule, &ignored)) try_schedule(p, p->c->pipeline.schedule);
+    for (int i = 0; i < PIPE_NAMES; i++) {
+        try_schedule(p, schedule_name((ScheduleName)i), 1);
+        try_segments(p, (ScheduleName)i);
+    }
+    if (!schedule_find(p->c->pipeline.schedule, &ignored)) try_schedule(p, p->c->pipeline.schedule, 1);
 }
 
 /* ---- all layouts ---- */
@@ -145,10 +165,10 @@ static void search(Compare *p, bool least) {
 /* The configured layout first. Where nothing fits, the layout with the least memory says by how much. */
 static void try_layouts(Compare *p) {
     Error why = {.code = OK};
-    if (try_one(p, p->c->pipeline.schedule, p->configured, &why) != OK) {
+    if (try_one(p, p->c->pipeline.schedule, p->configured, p->asked.segments, &why) != OK) {
         char failed[32];
         snprintf(failed, sizeof failed, "%d", p->configured);
-        put_failed(p, p->c->pipeline.schedule, failed, &why);
+        put_failed(p, p->c->pipeline.schedule, failed, p->asked.segments, &why);
     }
     search(p, false);
     for (int i = 0; i < p->count; i++)
@@ -164,11 +184,11 @@ static int by_choice(const Choice *x, const Choice *y) {
     const int a[] = {x->pp,   x->tp,       x->cp,
                      x->ep,   x->replicas, x->recompute,
                      x->sync, x->reshard,  x->stages_per_rank,
-                     x->etp},
+                     x->etp,  x->segments},
               b[] = {y->pp,   y->tp,       y->cp,
                      y->ep,   y->replicas, y->recompute,
                      y->sync, y->reshard,  y->stages_per_rank,
-                     y->etp};
+                     y->etp,  y->segments};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
         if (a[i] != b[i]) return a[i] - b[i];
     return strcmp(x->schedule, y->schedule);
@@ -223,6 +243,7 @@ static void put_row(const Compare *p, const Candidate *a, Text *out) {
                 : a->fits         ? "  yes"
                                   : "  no ");
     if (c->etp == 1) text_puts(out, " etp=1");
+    if (c->segments > 1) text_printf(out, " segments=%d", c->segments);
     put_settings(p, a, "", out);
     text_puts(out, "\n");
 }
@@ -284,6 +305,7 @@ static void put_name(const Compare *p, const Candidate *a, Text *out) {
     text_printf(out, "pp %d, tp %d, cp %d", c->pp, c->tp, c->cp);
     if (has_experts(p)) text_printf(out, ", ep %d%s", c->ep, c->etp == 1 ? ", etp 1" : "");
     if (c->pp > 1) text_printf(out, ", %s", c->schedule);
+    if (c->segments > 1) text_printf(out, " in %d segments", c->segments);
     text_printf(out, ", recompute %s", recompute[c->recompute]);
 }
 
@@ -338,6 +360,8 @@ static void put_keys(const Compare *p, const Candidate *a, Text *out) {
     if (c->pp > 1 && other)
         text_printf(out, " pipeline.schedule=%s pipeline.stages_per_rank=%d%s", c->schedule,
                     c->stages_per_rank, asked->layers_per_stage > 0 ? " pipeline.layers_per_stage=0" : "");
+    if (c->segments > 1 || asked->segments > 1)
+        text_printf(out, " pipeline.segments=%d", c->segments > 1 ? c->segments : 1);
     if (asked->microbatches > 0) text_puts(out, " pipeline.microbatches=0");
     text_printf(out, " train.microbatch=%lld train.tokens_per_step=%lld", (long long)c->sequences,
                 (long long)(p->request.step * p->c->train.context));
@@ -382,7 +406,7 @@ static bool are_alike(const Candidate *a, const Candidate *b) {
     const Choice *x = &a->choice, *y = &b->choice;
     return strcmp(x->schedule, y->schedule) == 0 && a->microbatches == b->microbatches &&
            a->stages_per_rank == b->stages_per_rank && x->pp == y->pp && x->tp == y->tp && x->cp == y->cp &&
-           x->ep == y->ep && x->etp == y->etp && x->replicas == y->replicas &&
+           x->ep == y->ep && x->etp == y->etp && x->segments == y->segments && x->replicas == y->replicas &&
            fabs(a->time - b->time) <= 1e-9 * a->time && a->memory == b->memory && a->sent == b->sent;
 }
 
@@ -448,6 +472,7 @@ static ErrorCode read_step(Compare *p, Error *err) {
                         .sequences = sequences,
                         .schedule = p->c->pipeline.schedule,
                         .stages_per_rank = (int)p->c->pipeline.stages_per_rank,
+                        .segments = (int)p->c->pipeline.segments,
                         .recompute = train->recompute,
                         .sync = train->gradient_sync,
                         .reshard = train->reshard};

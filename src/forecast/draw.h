@@ -46,8 +46,8 @@ void timeline_add(Timeline *t, Span span);
 /* Makes the spans of a simulated schedule. Transfers and parameter actions that take no time leave none. */
 void timeline_from_simulation(Timeline *t, const char *title, const Schedule *s, const Simulation *timing);
 /* Adds the gathers and reductions of a program that was lowered from `order`, the order of one rank: from
- * their start to where they are waited for. `times` belongs to the cells of the order. `units`, [units]
- * costs, only divide a cell among its units. */
+ * their start to where they are waited for. `times` belongs to the cells of the order. `units`, [segments,
+ * units] costs, only divide a cell among its units. */
 void timeline_add_collectives(Timeline *t, const Program *p, const Order *order, const CellTime *times,
                               const StageCost *units);
 void timeline_free(Timeline *t);

@@ -23,11 +23,15 @@ typedef struct Walk {
     double *gather, *sum;      /* [units + 1] when it was started, or CLOSED */
 } Walk;
 
+static double unit_cost(const Walk *w, const Cell *cell, int unit) {
+    int segment = program_segment(w->p, cell->microbatch);
+    return stage_cost_of(&w->units[segment * w->p->units + unit], cell->kind);
+}
+
 static double cell_cost(const Walk *w, const Cell *cell) {
     const int *first = w->p->partition->stages.first;
     double sum = 0;
-    for (int u = first[cell->stage]; u < first[cell->stage + 1]; u++)
-        sum += stage_cost_of(&w->units[u], cell->kind);
+    for (int u = first[cell->stage]; u < first[cell->stage + 1]; u++) sum += unit_cost(w, cell, u);
     return sum;
 }
 
@@ -37,7 +41,7 @@ static CellTime pass_time(Walk *w, int unit) {
     while (!cell_is_compute(w->order->cells[w->cell].kind)) w->cell++;
     const Cell *cell = &w->order->cells[w->cell];
     CellTime whole = w->times[w->cell];
-    double all = cell_cost(w, cell), own = stage_cost_of(&w->units[unit], cell->kind);
+    double all = cell_cost(w, cell), own = unit_cost(w, cell, unit);
     double scale = all > 0 ? (whole.end - whole.start) / all : 0;
     CellTime time = {whole.start + w->spent * scale, whole.start + (w->spent + own) * scale};
     w->spent += own;

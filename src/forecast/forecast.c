@@ -100,18 +100,23 @@ static Cost count_dispatches(const Forecast *f, int unit, double byte, double de
     return cost_scaled(t->bytes, byte + delay * t->operations / sum);
 }
 
-/* FLOPs of a microbatch, and its exposed collectives at the speed of --link. */
+static int segments_of(const Forecast *f) { return f->layout.schedule.segments; }
+
+/* FLOPs of a microbatch or of its segments, and its exposed collectives at the speed of --link. */
 static void count_units(Forecast *f, Cost *units) {
     size_t n = (size_t)f->config->model.shape.num_hidden_layers + 2;
     Cost *flops = mem_alloc_array(n, sizeof *flops);
-    double tokens = (double)(f->layout.sequences * f->config->train.context) / token_ranks(f);
+    int segments = segments_of(f);
+    double tokens = (double)(f->layout.sequences * f->config->train.context) / token_ranks(f) / segments;
     double byte = f->speed.link > 0 ? measure_of_second(f) / (f->speed.link * 1e9) : 0;
     double delay = measure_of_second(f) * f->speed.delay;
-    layout_unit_costs(f->config, flops);
-    count_exposed(f, tokens, byte, delay, units);
-    for (size_t u = 0; u < n; u++)
-        units[u] = cost_plus(cost_plus(units[u], count_dispatches(f, (int)u, byte, delay)),
-                             cost_scaled(flops[u], tokens));
+    for (int i = 0; i < segments; i++, units += n) {
+        layout_segment_costs(f->config, &f->layout, i, flops);
+        count_exposed(f, tokens, byte, delay, units);
+        for (size_t u = 0; u < n; u++)
+            units[u] = cost_plus(cost_plus(units[u], count_dispatches(f, (int)u, byte, delay)),
+                                 cost_scaled(flops[u], tokens));
+    }
     free(flops);
 }
 
@@ -127,25 +132,29 @@ static void count_passes(Forecast *f) {
 }
 
 static void time_units(Forecast *f) {
-    size_t n = (size_t)f->config->model.shape.num_hidden_layers + 2;
-    f->units = mem_alloc_array(n, sizeof *f->units);
+    size_t n = (size_t)f->config->model.shape.num_hidden_layers + 2, all = n * (size_t)segments_of(f);
+    f->units = mem_alloc_array(all, sizeof *f->units);
     if (!f->speed.hardware) {
         count_units(f, f->units);
         return;
     }
-    f->unit_time = mem_alloc_array(n, sizeof *f->unit_time);
-    steptime_exposed_comm(f->speed.hardware, &f->layout.mesh, f->passes, n, f->unit_time);
+    f->unit_time = mem_alloc_array(all, sizeof *f->unit_time);
+    for (size_t at = 0; at < all; at += n)
+        steptime_exposed_comm(f->speed.hardware, &f->layout.mesh, f->passes, n, f->unit_time + at);
     for (int i = 0; i < f->pipe_ranks; i++)
         opcosts_count(&f->ranks[i].ops, f->speed.hardware, &f->ranks[i].plan, f->unit_time);
-    for (size_t u = 0; u < n; u++) f->units[u] = steptime_sum(&f->unit_time[u]);
+    for (size_t u = 0; u < all; u++) f->units[u] = steptime_sum(&f->unit_time[u]);
 }
 
 ErrorCode forecast_simulate(Simulation *out, const Cost *units, const Layout *l, double latency, Error *err) {
-    StageCost *costs = mem_alloc_array((size_t)l->stages.count, sizeof *costs);
-    for (int s = 0; s < l->stages.count; s++)
-        for (int u = l->stages.first[s]; u < l->stages.first[s + 1]; u++)
-            costs[s] = cost_plus(costs[s], units[u]);
-    SimulateCosts all = {.stages = costs, .latency = latency};
+    const Stages *stages = &l->stages;
+    int segments = l->schedule.segments, each = stages->first[stages->count];
+    StageCost *costs = mem_alloc_array((size_t)(segments * stages->count), sizeof *costs);
+    for (int i = 0; i < segments; i++)
+        for (int s = 0; s < stages->count; s++)
+            for (int u = stages->first[s]; u < stages->first[s + 1]; u++)
+                costs[i * stages->count + s] = cost_plus(costs[i * stages->count + s], units[i * each + u]);
+    SimulateCosts all = {.stages = costs, .segments = segments, .latency = latency};
     ErrorCode code = simulate(out, &l->schedule, &all, err);
     free(costs);
     return code;
@@ -160,9 +169,9 @@ static ErrorCode time_passes(Forecast *f, Error *err) {
 static ForecastTime passes_of(const Forecast *f, int pipe_rank) {
     const Partition *p = &f->ranks[pipe_rank].plan.partition;
     ForecastTime t = {.step = 0};
-    for (int u = 0; u < p->table->units; u++) {
-        const UnitTime *unit = &f->unit_time[u];
-        if (!partition_runs(p, u)) continue;
+    for (int i = 0; i < segments_of(f) * p->table->units; i++) {
+        const UnitTime *unit = &f->unit_time[i];
+        if (!partition_runs(p, i % p->table->units)) continue;
         t.products += over_steps(unit->products, &f->layout);
         t.attention += over_steps(unit->attention, &f->layout);
         t.memory += over_steps(unit->memory, &f->layout);
@@ -566,7 +575,8 @@ ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int pipe_rank,
                 text_bytes((double)forecast_sent(f, pipe_rank), sent));
     for (int i = 0; i < 3; i++) {
         Other other;
-        if (all[i] == own || program_sync(all[i], p->shards, p->replicas, f->layout.microbatches) != all[i])
+        if (all[i] == own ||
+            program_sync(all[i], p->shards, p->replicas, f->layout.schedule.microbatches) != all[i])
             continue;
         spec.sync = all[i];
         TRY(plan_other(f, d, pipe_rank, &spec, &other, err));
@@ -683,8 +693,10 @@ static void put_title(const Forecast *f, char *out, size_t size) {
     else if (f->speed.link > 0)
         snprintf(messages, sizeof messages, "messages of %s at %s",
                  text_bytes((double)message_bytes(f), bytes), forecast_link(&f->speed, link));
-    snprintf(out, size, "%s: %d pipeline ranks, %d microbatches, %d stages, %s", s->name, s->ranks,
-             s->microbatches, s->stages, messages);
+    char segments[32] = "";
+    if (s->segments > 1) snprintf(segments, sizeof segments, " in %d segments", s->segments);
+    snprintf(out, size, "%s: %d pipeline ranks, %d microbatches%s, %d stages, %s", s->name, s->ranks,
+             s->microbatches / s->segments, segments, s->stages, messages);
 }
 
 /* First come the simulated cells, then the collectives of each pipeline rank's program, then the conversion

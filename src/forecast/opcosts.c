@@ -1,4 +1,5 @@
-/* Microbatches are alike: the passes of the first one are run and counted for all of them. Ops run one by
+/* Microbatches are alike: the passes of the first one are run and counted for all of them, and so are those
+ * of each of its segments, whose attention differs. Ops run one by
  * one, so that a product can be attributed to its op, and dgrad and wgrad run one after the other, which is
  * the same work either way (layers/layer.h, 2). Tensor memory is an address that is never read or written. */
 #include "forecast/opcosts.h"
@@ -103,6 +104,8 @@ static UnitPass unit_of(const Counter *c, Action a) {
                       .saved = a.unit > 0 ? somewhere() : NULL,
                       .stash = somewhere(),
                       .scratch = somewhere(),
+                      .keys = somewhere(),
+                      .key_sums = somewhere(),
                       .out = somewhere(),
                       .dx = somewhere()};
 }
@@ -231,12 +234,13 @@ static void run(Counter *c, Action a) {
 
 static void run_passes(Counter *c, UnitTime *units) {
     const Program *p = &c->p->program;
-    c->times = p->microbatches;
+    c->times = program_batches(p);
     for (int i = 0; i < p->count; i++) {
         Action a = p->actions[i];
         bool mine = action_is_pass(a.kind) || a.kind == ACT_RECOMPUTE || action_exchanges(a.kind);
-        if (!mine || a.microbatch != 0) continue;
-        c->unit = &units[a.unit];
+        if (!mine || program_batch(p, a.microbatch) != 0) continue;
+        c->pass.segment = program_segment(p, a.microbatch);
+        c->unit = &units[c->pass.segment * p->units + a.unit];
         run(c, a);
     }
     c->unit = NULL;

@@ -31,7 +31,8 @@ typedef struct OpCosts {
     double update;         /* seconds after the passes: sums and statistics of gradients, optimizer */
 } OpCosts;
 
-/* Adds products, attention and memory of the units that run on this rank to `units`, [layers + 2]. */
+/* Adds products, attention and memory of the units that run on this rank to `units`,
+ * [segments, layers + 2]. */
 void opcosts_count(OpCosts *out, const Hardware *h, const RankPlan *p, UnitTime *units);
 /* Appends a table, slowest ops first. */
 void opcosts_print(const OpCosts *costs, Text *out);

@@ -88,7 +88,7 @@ static void take_degrees(const Space *s) {
     Error ignored = {.message = ""};
     const ModelConfig *m = model_of(s);
     int contexts = axes_splits_tokens(m) ? MOST_CONTEXTS : 1, experts = m->num_experts > 0 ? SPLITS_MAX : 1;
-    Choice c = {.pp = 1, .replicas = 1, .schedule = s->q->config->pipeline.schedule};
+    Choice c = {.pp = 1, .replicas = 1, .segments = 1, .schedule = s->q->config->pipeline.schedule};
     for (c.tp = 1; c.tp <= most_tensors(s); c.tp++) {
         if (s->q->world % c.tp != 0 || axes_check(m, c.tp, &ignored) != OK) continue;
         for (c.cp = 1; c.cp <= contexts; c.cp++) {

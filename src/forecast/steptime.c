@@ -93,7 +93,7 @@ static double start(Walk *w, Action a) {
 }
 
 static double pass_seconds(const Walk *w, Action a) {
-    const Cost *c = &w->units[a.unit];
+    const Cost *c = &w->units[program_segment(w->p, a.microbatch) * w->p->units + a.unit];
     if (a.kind == ACT_FWD) return c->forward;
     if (a.kind == ACT_BWD) return c->input + c->weight;
     return a.kind == ACT_DGRAD ? c->input : c->weight;

@@ -20,7 +20,7 @@ void steptime_exposed_comm(const Hardware *h, const Mesh *mesh, const PassTraffi
 Cost steptime_sum(const UnitTime *t);
 
 /* Seconds that a rank waits for gathers and reductions, if the passes of each unit take `units` (seconds,
- * [layers + 2]) and nothing else is waited for. */
+ * [segments, layers + 2]) and nothing else is waited for. */
 double steptime_exposed(const Hardware *h, const RankPlan *p, const Mesh *mesh, const Cost *units);
 
 #endif

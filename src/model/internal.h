@@ -45,8 +45,8 @@ typedef struct UnitTensors {
     SublayerTensors sublayers[UNIT_SUBLAYERS];
 } UnitTensors;
 
-/* Addresses of a unit's tensors in its memory. */
-void unit_tensors(const Model *m, int unit, char *saved, char *stash, char *scratch, UnitTensors *out);
+/* Addresses of a unit's tensors in the memory of a pass. */
+void unit_tensors(const UnitPass *u, UnitTensors *out);
 /* Whether a tensor of this lifetime is saved until the backward pass. */
 bool lifetime_stays(Lifetime life, Recompute recompute);
 /* Lifetime of the stream before the `index`-th sublayer: before the first, that is the unit's input. */

@@ -47,11 +47,18 @@ void model_set_tp(Model *m, TpGroup tp, const ModelConfig *whole) {
 /* A chunk of logits lies in one exact chunk, so it has at most as many rows: the gradient of an exact chunk
  * is the sum over the chunks of its logits. */
 void model_set_cp(Model *m, CpGroup cp) {
-    int exact_chunks = cp.exact_chunks > 0 ? cp.exact_chunks / cp.ranks : 1;
-    CHECK(exact_chunks > 0 && cp.exact_chunks % cp.ranks == 0 &&
+    int shares = cp.ranks * model_segments(m),
+        exact_chunks = cp.exact_chunks > 0 ? cp.exact_chunks / shares : 1;
+    CHECK(exact_chunks > 0 && cp.exact_chunks % shares == 0 &&
           m->tokens % (exact_chunks * m->tp.splits) == 0);
     m->cp = cp;
     if (m->loss_rows > model_exact_chunk(m, m->tokens)) m->loss_rows = model_exact_chunk(m, m->tokens);
+}
+
+void model_set_segments(Model *m, int segments, CpGroup cp) {
+    CHECK(segments == 1 || cp.ranks == 1);
+    m->segments = segments;
+    model_set_cp(m, cp);
 }
 
 /* ---- splits ---- */
@@ -264,7 +271,7 @@ AttentionShape model_heads(const Model *m, int64_t layer) {
 /* With the CP all-to-all a rank attends for all tokens, and so for the exact chunks of all ranks. */
 int model_query_runs(const Model *m) {
     int exact_chunks = m->cp.exact_chunks;
-    if (!m->cp.keys) return exact_chunks > 0 ? exact_chunks : 1;
+    if (!m->cp.keys) return exact_chunks > 0 ? exact_chunks / model_segments(m) : 1;
     return exact_chunks > 0 ? exact_chunks / m->cp.ranks : model_cp_chunks(m);
 }
 
@@ -282,8 +289,10 @@ int model_partial_depth(const Model *m) { return depth_of(model_query_runs(m)); 
 int model_split_depth(const Model *m) { return depth_of(model_local_splits(m)) - (m->tp.size > 1 ? 1 : 0); }
 
 bool model_has_partials(const Model *m) {
-    return model_query_runs(m) > 1 || model_key_splits(m) > 1 || m->tp.copies > 1;
+    return model_query_runs(m) > 1 || model_key_splits(m) > 1 || m->tp.copies > 1 || model_segments(m) > 1;
 }
+
+int model_segment_sums(const Model *m) { return m->cp.exact_chunks > 1 ? m->cp.exact_chunks / 2 : 1; }
 
 /* The widest row that is normed or has a bias. A router's bias is as wide as the number of experts. */
 static int64_t widest_row(const ModelConfig *c) {

@@ -15,6 +15,9 @@
  *     CHEAP        saved  -           -           all others                    scratch
  *     SCRATCH      -      -           -
  *
+ * With segments, keys and values of a microbatch and partial sums of their gradients have regions of their
+ * own, which passes over several segments share.
+ *
  * Operands have a region of their own (the wgrad stash), since wgrad may run much later than dgrad, when
  * another unit uses scratch.
  *
@@ -23,7 +26,14 @@
 #include "device/ops/recurrence.h"
 #include "model/internal.h"
 
-typedef enum Region { REGION_SAVED, REGION_STASH, REGION_SCRATCH, REGIONS } Region;
+typedef enum Region {
+    REGION_SAVED,
+    REGION_STASH,
+    REGION_SCRATCH,
+    REGION_KEYS,
+    REGION_KEY_SUMS,
+    REGIONS
+} Region;
 
 typedef struct Cursor {
     char *base[REGIONS];
@@ -69,7 +79,11 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_SPLIT_WORKED: return m->dispatch_rows * model_local_splits(m);
     case EXTENT_KEYS: return keys_of(m);
     case EXTENT_KEY_SPLITS: return keys_of(m) * model_key_splits(m);
-    case EXTENT_PARTIALS: return keys_of(m) * model_key_splits(m) * model_partial_depth(m);
+    case EXTENT_PARTIALS:
+        if (model_segments(m) > 1) return model_all_tokens(m);
+        return keys_of(m) * model_key_splits(m) * model_partial_depth(m);
+    case EXTENT_MICROBATCH: return model_all_tokens(m);
+    case EXTENT_SEGMENT_SUMS: return model_all_tokens(m) * model_segment_sums(m);
     case EXTENT_ROW_SUMS: return 2 * m->tokens * m->tp.splits;
     case EXTENT_LOCAL_ROW_SUMS: return 2 * m->tokens * model_local_splits(m);
     case EXTENT_STARTS: return mamba_starts(m->tokens);
@@ -91,6 +105,7 @@ static bool is_needed(const Model *m, Need need) {
     case NEED_ALWAYS: break;
     case NEED_CP_ALL_TO_ALL: return model_cp_all_to_all(m);
     case NEED_KEYS: return m->cp.keys;
+    case NEED_SEGMENTS: return model_segments(m) > 1;
     case NEED_PARTIALS: return model_has_partials(m);
     case NEED_KEY_SPLITS: return model_key_splits(m) > 1;
     case NEED_ROW_SUMS: return m->tp.splits > 1;
@@ -135,6 +150,8 @@ int64_t collective_count(const Model *m, const Collective *row, int chunk) {
 /* With dispatch, rows on the remote rank live for one dispatch chunk only. */
 static Region region_of(const Model *m, const TensorRow *row) {
     if (row->rows == EXTENT_WORKED && m->dispatch_rows > 0) return REGION_SCRATCH;
+    if (row->life == LIFE_SEGMENTS) return REGION_KEYS;
+    if (row->life == LIFE_SEGMENTS_BACKWARD) return REGION_KEY_SUMS;
     return lifetime_stays(row->life, m->recompute) ? REGION_SAVED
            : row->operand                          ? REGION_STASH
                                                    : REGION_SCRATCH;
@@ -240,8 +257,13 @@ static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
         out->adapters.replicated = take_scratch(c, replicated_elements(m) * dtype_bytes(m->compute));
 }
 
-void unit_tensors(const Model *m, int unit, char *saved, char *stash, char *scratch, UnitTensors *out) {
-    lay_out(m, unit, &(Cursor){.base = {saved, stash, scratch}}, out);
+void unit_tensors(const UnitPass *u, UnitTensors *out) {
+    Cursor c = {.base = {[REGION_SAVED] = u->saved,
+                         [REGION_STASH] = u->stash,
+                         [REGION_SCRATCH] = u->scratch,
+                         [REGION_KEYS] = u->keys,
+                         [REGION_KEY_SUMS] = u->key_sums}};
+    lay_out(u->pass->model, u->unit, &c, out);
 }
 
 static size_t region_bytes(const Model *m, int unit, Region region) {
@@ -254,6 +276,10 @@ static size_t region_bytes(const Model *m, int unit, Region region) {
 size_t unit_saved_bytes(const Model *m, int unit) { return region_bytes(m, unit, REGION_SAVED); }
 
 size_t unit_stash_bytes(const Model *m, int unit) { return region_bytes(m, unit, REGION_STASH); }
+
+size_t unit_keys_bytes(const Model *m, int unit) { return region_bytes(m, unit, REGION_KEYS); }
+
+size_t unit_key_sums_bytes(const Model *m, int unit) { return region_bytes(m, unit, REGION_KEY_SUMS); }
 
 /* Memory that units share is as large as the largest unit's. */
 static size_t most_bytes(const Model *m, Region region) {

@@ -133,6 +133,8 @@ bool lifetime_stays(Lifetime life, Recompute recompute) {
     case LIFE_INPUT: return true;
     case LIFE_SAVED: return recompute != RECOMPUTE_FULL;
     case LIFE_CHEAP: return recompute == RECOMPUTE_NONE;
+    case LIFE_SEGMENTS:
+    case LIFE_SEGMENTS_BACKWARD:
     case LIFE_SCRATCH: return false;
     }
     return false;

@@ -36,7 +36,7 @@ static Run start(const UnitPass *u) {
     Run r = {.u = u};
     unit_sublayers(&m->config, u->unit, r.sublayers);
     r.count = unit_steps(&m->config, u->unit, r.steps);
-    unit_tensors(m, u->unit, u->saved, u->stash, u->scratch, &r.tensors);
+    unit_tensors(u, &r.tensors);
     bool begins = r.tensors.dstream != NULL;
     r.out = begins ? r.tensors.dn : u->out;
     r.dstream = begins ? r.tensors.dstream : u->dx;

@@ -14,6 +14,8 @@
  *                unit's input first. The previous unit writes its output there, so no activation is copied.
  *   stash(u, m)  wgrad stash: operands of wgrad when dgrad and wgrad run separately. When they run together
  *                it is shared memory that every unit reuses.
+ *   keys(u, m)   with segments: keys and values of all segments of microbatch m
+ *   key_sums(u, m)  with segments: partial sums of their gradients
  *   scratch      shared by all units, dead after each action.
  *
  * The backward pass of every linear layer consists of dgrad (dX = dY W) and wgrad (dW += dY^T X). They can
@@ -66,8 +68,11 @@ typedef struct Model {
     TpGroup tp;
     int64_t vocabulary, learned; /* rows of the unsharded embedding, and of unsharded learned positions */
     CpGroup cp;
-    int64_t tokens; /* T: tokens of a microbatch on this rank of cp. Between products, a rank of tp holds
-                           T / tp.size of them (sequence parallelism) */
+    int64_t tokens; /* T: tokens of a pass on this rank of cp: of a microbatch, or of a segment. Between
+                           products, a rank of tp holds T / tp.size of them (sequence parallelism) */
+    /* Equal runs of a microbatch's tokens, in passes of their own (Sun et al., "Seq1F1B", 2024). Forward
+     * passes go up, and a segment attends to those before it; backward passes go down. 0: as 1. */
+    int segments;
     int64_t dispatch_rows; /* routed rows that the buffers of a dispatch chunk hold; 0: no dispatch */
     int64_t loss_rows;     /* tokens whose logits exist at a time */
     int64_t positions;     /* rows of a RoPE table: tokens of a sequence */
@@ -97,6 +102,7 @@ typedef struct Pass {
     const Weights *weights;
     Gradients gradients; /* training only */
     Microbatch batch;
+    int segment;         /* of the microbatch, whose tokens these are */
     float *losses;       /* [T] out, by the head: loss of each token, 0 where ignored */
     float *z_losses;     /* [T] out: z-loss of each token; NULL: not wanted */
     float z_loss;        /* its coefficient; 0: none */
@@ -123,6 +129,8 @@ ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute r
 void model_set_tp(Model *m, TpGroup tp, const ModelConfig *whole);
 /* Makes m the model of one rank of a CP group. */
 void model_set_cp(Model *m, CpGroup cp);
+/* The same for a model whose passes are over segments; m->tokens are those of one. */
+void model_set_segments(Model *m, int segments, CpGroup cp);
 /* Expert parallelism: sizes the dispatch buffers for chunks of `capacity` times the (token, expert)
  * assignments of one local exact chunk. capacity is at least 1, since one rank may send that many at most.
  * Call after model_set_cp. No-op where all experts are local (ModelConfig.expert_ranks). */
@@ -134,8 +142,9 @@ int64_t model_loss_rows(const ModelConfig *c, int64_t tokens, int64_t asked);
 
 /* Tokens of this rank's sequence-parallel shard; the first is tp.rank times this. */
 static inline int64_t model_local_tokens(const Model *m) { return m->tokens / m->tp.size; }
-/* Tokens of all ranks of cp. */
-static inline int64_t model_all_tokens(const Model *m) { return m->tokens * m->cp.ranks; }
+static inline int model_segments(const Model *m) { return m->segments > 1 ? m->segments : 1; }
+/* Tokens of a microbatch: of all ranks of cp and all segments. With segments there is one rank of cp. */
+static inline int64_t model_all_tokens(const Model *m) { return m->tokens * m->cp.ranks * model_segments(m); }
 /* Number of CP chunks on this rank, tokens in each, and where the i-th begins among the tokens of all ranks.
  * They lie one after the other in local memory. */
 static inline int model_cp_chunks(const Model *m) { return m->cp.keys ? 2 : 1; }
@@ -180,9 +189,9 @@ static inline int64_t model_rows(const Model *m) {
  * several, the gradients of that head's keys and values are sums over these splits, which may lie on
  * several ranks. */
 int model_key_splits(const Model *m);
-/* Exact chunks on this rank; and of a local number of tokens, those in one exact chunk. */
+/* Exact chunks of a pass on this rank; and of a local number of tokens, those in one exact chunk. */
 static inline int model_exact_chunks(const Model *m) {
-    return m->cp.exact_chunks > 0 ? m->cp.exact_chunks / m->cp.ranks : 1;
+    return m->cp.exact_chunks > 0 ? m->cp.exact_chunks / (m->cp.ranks * model_segments(m)) : 1;
 }
 static inline int64_t model_exact_chunk(const Model *m, int64_t tokens) {
     return tokens / model_exact_chunks(m);
@@ -268,6 +277,10 @@ int model_query_run(const Model *m, int i); /* the i-th in that order */
 int model_partial_depth(const Model *m);
 /* Whether gradients of keys and values are sums of several partial sums, here or over ranks. */
 bool model_has_partials(const Model *m);
+/* With segments, gradients of keys and values are sums over those that attend to them, whose backward passes
+ * come first. Partial sums of a microbatch that are alive between its passes: with exact chunks one for each
+ * pair of them, first and last, second and second to last, ..., since the tree adds pairs; else one. */
+int model_segment_sums(const Model *m);
 
 /* ---- what a unit is made of ---- */
 
@@ -318,6 +331,8 @@ bool collective_applies(const ModelConfig *c, CpGroup cp, const Collective *row)
 /* Bytes of a unit for one microbatch, and of memory that all units share. */
 size_t unit_saved_bytes(const Model *m, int unit);
 size_t unit_stash_bytes(const Model *m, int unit);
+size_t unit_keys_bytes(const Model *m, int unit); /* of all segments; 0 without segments */
+size_t unit_key_sums_bytes(const Model *m, int unit);
 size_t model_stash_bytes(const Model *m); /* dgrad and wgrad run together: the largest unit's */
 size_t model_scratch_bytes(const Model *m);
 size_t boundary_bytes(const Model *m); /* this rank's shard of one p2p tensor, in the compute dtype */
@@ -328,6 +343,7 @@ typedef struct UnitPass {
     const Pass *pass;
     int unit;
     char *saved, *stash, *scratch; /* NULL where the unit has no such memory */
+    char *keys, *key_sums;         /* of the microbatch, with segments; key_sums: backward only */
     /* For the op that makes and uses logits: all of it (0), the logits of chunk j (2j + 1), or the loss and
      * gradients from them (2j + 2). Between the two, ranks exchange records. */
     int slice;

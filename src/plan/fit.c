@@ -57,7 +57,7 @@ static double fixed_bytes(const Layout *l, const Config *c, double elements, dou
     double shards = mesh_size(&l->mesh, MESH_SHARDS), shard = elements / shards;
     bool exact = c->numerics.mode == NUMERICS_EXACT;
     bool whole = program_sync((GradientSync)c->train.gradient_sync, (int)shards,
-                              mesh_size(&l->mesh, MESH_REPLICAS), l->microbatches) == SYNC_STEP;
+                              mesh_size(&l->mesh, MESH_REPLICAS), l->schedule.microbatches) == SYNC_STEP;
     double saved = !copies ? 0 : c->checkpoint.dtype == STORE_BF16 ? 8 : 4;
     double gradients = (whole ? elements : shard) * (exact ? 8 : 4) + (exact ? shard * 4 : 0);
     double read = shards > 1    ? elements * compute
@@ -85,9 +85,11 @@ static ErrorCode estimate(Fit *f, Error *err) {
     Model m;
     const Config *c = f->c;
     Dtype compute = c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
-    int64_t tokens = f->l->sequences * c->train.context;
+    int segments = f->l->schedule.segments;
+    int64_t tokens = f->l->sequences * c->train.context / segments;
     TRY(model_build(&m, &c->model.shape, compute, (Recompute)c->train.recompute, tokens, c->train.loss_rows,
                     err));
+    model_set_segments(&m, segments, ALL_TOKENS);
     ParamGroups g;
     Device d;
     describe_device(c, &d);
@@ -95,7 +97,8 @@ static ErrorCode estimate(Fit *f, Error *err) {
     for (int u = 0; u < m.table.units && code == OK; u++) {
         f->fixed[u] = fixed_bytes(f->l, c, (double)param_unit_size(&m.table, u), state_bytes(&m.table, &g, u),
                                   (double)dtype_bytes(compute), !d.separate_memory);
-        f->activation[u] = (double)unit_saved_bytes(&m, u) +
+        f->fixed[u] += (double)unit_key_sums_bytes(&m, u);
+        f->activation[u] = (double)unit_saved_bytes(&m, u) + (double)unit_keys_bytes(&m, u) / segments +
                            (f->l->schedule.split_backward ? (double)unit_stash_bytes(&m, u) : 0);
     }
     count_live(&f->l->schedule, f->live);

@@ -136,12 +136,40 @@ static ErrorCode open_single(Layout *l, const Config *c, ScheduleName name, Erro
     return make_single(&l->schedule, l->microbatches, c->train.split_backward, err);
 }
 
-/* Splits, simulations, forecasts and balance all count in these FLOPs of a token. */
-void layout_unit_costs(const Config *c, StageCost *units) {
+static void unit_costs(const Config *c, int64_t context, StageCost *units) {
     ModelConfig m = c->model.shape;
     m.expert_ranks = c->mesh.ep; /* dispatched ops are recomputed, and their dgrad and wgrad are one */
     m.num_key_value_heads *= axes_copies(&m, (int)c->mesh.tp); /* each rank computes its replicas */
-    model_unit_costs(&m, (Recompute)c->train.recompute, c->train.context, units);
+    model_unit_costs(&m, (Recompute)c->train.recompute, context, units);
+}
+
+/* Splits, simulations, forecasts and balance all count in these FLOPs of a token. */
+void layout_unit_costs(const Config *c, StageCost *units) { unit_costs(c, c->train.context, units); }
+
+/* Adds `times` the FLOPs of the first `tokens` of a microbatch. */
+static void add_costs(const Config *c, int64_t tokens, double times, StageCost *units, size_t count) {
+    int64_t context = c->train.context, whole = tokens / context * context, rest = tokens - whole;
+    StageCost *each = mem_alloc_array(count, sizeof *each);
+    unit_costs(c, context, each);
+    for (size_t u = 0; u < count; u++)
+        units[u] = cost_plus(units[u], cost_scaled(each[u], times * (double)whole));
+    if (rest > 0) unit_costs(c, rest, each);
+    for (size_t u = 0; u < count && rest > 0; u++)
+        units[u] = cost_plus(units[u], cost_scaled(each[u], times * (double)rest));
+    free(each);
+}
+
+/* The costs of the tokens up to its end, without those up to its beginning. */
+void layout_segment_costs(const Config *c, const Layout *l, int segment, StageCost *units) {
+    size_t count = (size_t)c->model.shape.num_hidden_layers + 2;
+    int64_t tokens = l->sequences * c->train.context / l->schedule.segments;
+    if (l->schedule.segments == 1) {
+        layout_unit_costs(c, units);
+        return;
+    }
+    memset(units, 0, count * sizeof *units);
+    add_costs(c, (segment + 1) * tokens, 1.0 / (double)tokens, units, count);
+    add_costs(c, segment * tokens, -1.0 / (double)tokens, units, count);
 }
 
 /* An order by list is made for the average stage. */
@@ -151,7 +179,21 @@ static OrderTerms order_terms(const Layout *l, const Config *c) {
     layout_unit_costs(c, costs);
     for (size_t i = 0; i < units; i++) sum = cost_plus(sum, costs[i]);
     free(costs);
-    return (OrderTerms){l->limit, {sum.forward, sum.input, sum.weight}};
+    return (OrderTerms){l->limit, {sum.forward, sum.input, sum.weight}, (int)c->pipeline.segments};
+}
+
+/* Segments are for pipelines, as the other keys are. */
+static ErrorCode check_segments(const Config *c, const ScheduleName *name, int ranks, Error *err) {
+    int segments = (int)c->pipeline.segments;
+    if (segments == 1 || (ranks == 1 && name)) return OK;
+    if (!name)
+        return error_set(
+            err, ERR_CONFIG,
+            "pipeline.segments is %d, but pipeline.schedule is the file %s, whose microbatches are "
+            "whole: set pipeline.segments to 1, or take pipeline.schedule=1f1b",
+            segments, c->pipeline.schedule);
+    if (schedule_check_segments(*name, segments, err) == OK) return OK;
+    return error_context(err, "pipeline.segments");
 }
 
 /* Opens the schedule, with the number of stages that it has or is asked to have. */
@@ -162,10 +204,12 @@ static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err
     if (!schedule_find(asked, &name)) {
         if (!schedule_names_file(asked) && !file_exists(asked)) return unknown_schedule(asked, err);
         TRY(refuse_file_limit(c, err));
+        TRY(check_segments(c, NULL, ranks, err));
         return read_schedule(l, c, ranks, err);
     }
     if (schedule_check_limit(name, c->pipeline.activations, err) != OK)
         return error_context(err, "pipeline.activations");
+    TRY(check_segments(c, &name, ranks, err));
     if (ranks == 1) return open_single(l, c, name, err);
     TRY(stages_per_rank(c, name, ranks, &each, err));
     TRY(check_units(c, name, ranks, each, err));
@@ -422,6 +466,7 @@ void layout_describe(const Layout *l, const Config *c, Text *out) {
     describe_mesh(&l->mesh, out);
     if (l->stages.count > 1) {
         text_printf(out, "pipeline %s, %d stages", c->pipeline.schedule, l->stages.count);
+        if (l->schedule.segments > 1) text_printf(out, ", microbatches in %d segments", l->schedule.segments);
         if (l->limit > 0)
             text_printf(out, ", at most %g of the activations of 1f1b%s", l->limit,
                         c->pipeline.activations > 0 ? "" : ", as pipeline.memory_gib allows");

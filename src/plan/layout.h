@@ -37,6 +37,8 @@ int64_t layout_tokens(const Layout *l, int64_t context);
 int64_t layout_samples(const Layout *l);
 /* Fills FLOPs per token of each unit, [layers + 2]: model_unit_costs for this configuration. */
 void layout_unit_costs(const Config *c, StageCost *units);
+/* The same for the tokens of one segment of a microbatch: attention of later ones sees more keys. */
+void layout_segment_costs(const Config *c, const Layout *l, int segment, StageCost *units);
 /* Appends mesh, stages and balance as text. Leaves out the mesh of one rank and the split of one stage. */
 void layout_describe(const Layout *l, const Config *c, Text *out);
 

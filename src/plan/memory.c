@@ -88,6 +88,8 @@ static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, in
     case BUFFER_BATCH: return batch_bytes(p, m);
     case BUFFER_SAVED: return pool_round(unit_saved_bytes(m, unit));
     case BUFFER_STASH: return pool_round(unit_stash_bytes(m, unit));
+    case BUFFER_KEYS: return pool_round(unit_keys_bytes(m, unit));
+    case BUFFER_KEY_SUMS: return pool_round(unit_key_sums_bytes(m, unit));
     case BUFFER_GATHERED: return gathered_offset(p, m, unit, FLATS);
     case BUFFER_OUTPUT:
     case BUFFER_GRADIENT: return pool_round(boundary_bytes(m));
@@ -121,11 +123,20 @@ static size_t bytes_of(const Naming *n, BufferKind kind, int unit) {
 }
 
 /* Something of no bytes is no buffer: the head of a tied model has no flat of matrices. */
-static void name(Naming *n, BufferKind kind, int unit) {
+static void name_of(Naming *n, BufferKind kind, int unit, int microbatch) {
     size_t bytes = bytes_of(n, kind, unit);
     if (bytes == 0) return;
     CHECK(n->count < ACTION_BUFFERS);
-    n->out[n->count++] = (Buffer){.kind = kind, .unit = unit, .microbatch = n->microbatch, .bytes = bytes};
+    n->out[n->count++] = (Buffer){.kind = kind, .unit = unit, .microbatch = microbatch, .bytes = bytes};
+}
+
+static void name(Naming *n, BufferKind kind, int unit) { name_of(n, kind, unit, n->microbatch); }
+
+/* What passes over the segments of a microbatch share. */
+static void name_keys(Naming *n, Action a) {
+    int first = program_first_segment(n->p, a.microbatch);
+    name_of(n, BUFFER_KEYS, a.unit, first);
+    if (a.kind != ACT_FWD) name_of(n, BUFFER_KEY_SUMS, a.unit, first);
 }
 
 /* Only where a microbatch's gradient has its own memory; else passes add to the sums, which the engine holds
@@ -155,6 +166,7 @@ static void name_pass(Naming *n, Action a) {
     int u = a.unit;
     name(n, BUFFER_BATCH, 0);
     name(n, BUFFER_SAVED, u);
+    name_keys(n, a);
     if (a.kind == ACT_FWD && u + 1 < p->units) {
         bool here = partition_runs(p->partition, u + 1);
         name(n, here ? BUFFER_SAVED : BUFFER_OUTPUT, here ? u + 1 : u);
@@ -261,6 +273,13 @@ static void hold_sends(MemoryPlan *plan, Naming naming) {
     free(last);
 }
 
+/* The records of an evaluation are read after its last pass. */
+static void hold_batches(MemoryPlan *plan, Naming naming) {
+    for (int m = 0; m < naming.p->microbatches; m++)
+        if (name_buffers(naming, (Action){.kind = ACT_LOAD, .unit = -1, .microbatch = m}))
+            touch(plan, naming.out, naming.p->count - 1);
+}
+
 static void collect(MemoryPlan *plan, const Program *p, const Model *m) {
     plan->units = p->units, plan->columns = p->microbatches > p->instances ? p->microbatches : p->instances;
     size_t slots = (size_t)BUFFER_KINDS * (size_t)(p->units + 1) * (size_t)plan->columns;
@@ -275,6 +294,7 @@ static void collect(MemoryPlan *plan, const Program *p, const Model *m) {
         for (int k = 0; k < n; k++) touch(plan, &touched[k], i);
     }
     hold_sends(plan, naming);
+    if (p->evaluates) hold_batches(plan, naming);
     free(naming.bytes);
 }
 
@@ -648,8 +668,8 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     text_free(&states);
     row(plan, out, "partner copy", memory_plan_partner(plan),
         "of another rank: master weights, optimizer states, gradients of a step");
-    snprintf(note, sizeof note, "%d buffers, %lld tokens a microbatch, %s",
-             buffers_of(plan, ARENA_ACTIVATIONS), (long long)m->tokens, policy[m->recompute]);
+    snprintf(note, sizeof note, "%d buffers, %lld tokens a %s, %s", buffers_of(plan, ARENA_ACTIVATIONS),
+             (long long)m->tokens, model_segments(m) > 1 ? "segment" : "microbatch", policy[m->recompute]);
     row(plan, out, "activations", plan->arena[ARENA_ACTIVATIONS], note);
     snprintf(note, sizeof note, "block gradients, logits of %lld tokens at a time%s", (long long)m->loss_rows,
              plan->scratch > pool_round(model_scratch_bytes(m)) ? ", the update of the largest matrix" : "");

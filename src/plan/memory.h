@@ -25,6 +25,10 @@ typedef enum BufferKind {
     BUFFER_STASH,  /* wgrad stash of u, only where dgrad and wgrad run separately */
     /* [T, h] gradient that travels back through adjacent units of this rank; named by the last of them */
     BUFFER_GRADIENT,
+    /* With segments, of a unit with attention; `microbatch` is the first segment's. Keys and values of all of
+     * them, from the first forward pass to the last backward pass; and partial sums of their gradients. */
+    BUFFER_KEYS,
+    BUFFER_KEY_SUMS,
     BUFFER_GATHERED, /* parameters of u; `microbatch` is the index of the gather in the step */
     /* From here on there is one kind for each flat. FLAT_GRADIENTS: fp32 gradients of one microbatch, where
      * they are not added to those of the step at once. FLAT_FIXED: the same in fixed point, on their way over
@@ -139,7 +143,7 @@ typedef struct MemorySpec {
 } MemorySpec;
 
 /* Maximum number of buffers that one action touches. */
-#define ACTION_BUFFERS 16
+#define ACTION_BUFFERS 20
 /* Fills `out` with the buffers that an action touches, including `bytes`; returns their number. */
 int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION_BUFFERS]);
 /* The unit by which the buffer of gradients that travel through `unit` is named. */

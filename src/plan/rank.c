@@ -215,6 +215,11 @@ static ErrorCode check_whole(const RankPlan *p, TpGroup tp, Error *err) {
             "metrics.noise_scale: with mesh.cp %d no rank has the gradient of a microbatch: leave "
             "it out, or set mesh.cp to 1",
             p->model.cp.ranks);
+    if (p->spec.noise && model_segments(&p->model) > 1)
+        return error_set(err, ERR_CONFIG,
+                         "metrics.noise_scale: with pipeline.segments %d no pass makes the gradient of a "
+                         "microbatch: leave it out, or set pipeline.segments to 1",
+                         model_segments(&p->model));
     if (p->spec.noise && model_exact_chunks(&p->model) > 1)
         return error_set(err, ERR_CONFIG,
                          "metrics.noise_scale: sums that cp may split are partial until they are rounded: "
@@ -276,10 +281,10 @@ CpCommSpec rank_cp_comm_of(const Config *c) {
 }
 
 /* In fast numerics cp is one of the axes over which gradients are summed without exact chunks. */
-static CpGroup cp_group_of(const RankSpec *s, const Mesh *mesh, int rank) {
+static CpGroup cp_group_of(const RankSpec *s, const Mesh *mesh, int rank, int segments) {
     CpCommSpec comm = rank_cp_comm(s, mesh);
     bool keys = cp_comm_method(&comm) == CP_COMM_ALL_GATHER;
-    int least = keys ? 2 * comm.cp : comm.cp;
+    int least = keys ? 2 * comm.cp : comm.cp > segments ? comm.cp : segments;
     return partition_cp(mesh, rank, !s->exact ? 0 : s->exact_chunks > 0 ? s->exact_chunks : least, keys);
 }
 
@@ -316,17 +321,20 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     TpGroup tp = partition_tp_group(&l->mesh, rank, spec->splits);
     p->spec.model.mtp_replicated = whole->mtp_module && tp.splits > 1;
     TRY(find_whole_experts(spec, &l->mesh, tp, &p->spec.model.whole_experts, err));
-    CpGroup cp = cp_group_of(spec, &l->mesh, rank);
-    int64_t tokens = spec->tokens / cp.ranks, loss_rows = model_loss_rows(whole, tokens, spec->loss_rows);
+    int segments = l->schedule.segments;
+    CpGroup cp = cp_group_of(spec, &l->mesh, rank, segments);
+    int64_t tokens = spec->tokens / (cp.ranks * segments),
+            loss_rows = model_loss_rows(whole, tokens, spec->loss_rows);
     TRY(check_device(whole, d, err));
     TRY(axes_check_splits(whole, tp.size, tp.splits, spec->tokens, err));
     TRY(axes_check_cp(whole, tp, cp, spec->tokens, err));
+    TRY(axes_check_segments(whole, tp, cp, segments, spec->tokens, err));
     TRY(axes_check_whole_experts(whole, tp, cp, err));
     TRY(partition_model(whole, &l->mesh, rank, spec->splits, &own, err));
     TRY(model_build(&p->model, &own, spec->compute, spec->recompute, tokens, loss_rows, err));
     p->model.positions = spec->positions;
     model_set_tp(&p->model, tp, whole);
-    model_set_cp(&p->model, cp);
+    model_set_segments(&p->model, segments, cp);
     model_set_ep(&p->model, spec->capacity > 1 ? spec->capacity : 1);
     TRY(put_adapters(p, tp, err));
     if (!spec->inference) TRY(make_groups(p, err));
@@ -341,6 +349,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                                                     .splits = spec->splits,
                                                     .exact_chunks = cp.exact_chunks,
                                                     .keys = cp.keys,
+                                                    .segments = segments,
                                                     .inference = spec->inference});
     DeviceNeeds needs = model_device_needs(&p->model);
     DeviceTraits traits = {d->runtime.scratch_bytes(d, &needs), d->granularity, d->pinned,

@@ -51,6 +51,7 @@ ErrorCode sync_choose(const Config *c, int world, double limit, SyncChoice *out,
     TRY(mesh_build(&mesh, &c->mesh, world, err));
     TRY(config_geometry(c, mesh_dp_degree(&mesh), &sequences, &microbatches, err));
     int shards = mesh_size(&mesh, MESH_SHARDS), replicas = mesh_size(&mesh, MESH_REPLICAS);
+    if (mesh_size(&mesh, MESH_PIPELINE) > 1) microbatches *= c->pipeline.segments;
     *out = (SyncChoice){program_sync(SYNC_AUTO, shards, replicas, (int)microbatches),
                         "auto: the fewest bytes, with no limit of memory"};
     if (shards * replicas == 1)

@@ -468,3 +468,60 @@ ErrorCode axes_check_cp(const ModelConfig *c, TpGroup s, CpGroup cp, int64_t tok
         exact_chunks <= cp_chunks && cp.keys ? " into two parts a rank" : "",
         s.splits > 1 ? ", each equal for tp" : "", pieces);
 }
+
+/* What a model has that one pass must see in full; NULL: nothing. */
+static const char *needs_whole_microbatch(const ModelConfig *c) {
+    if (!axes_splits_tokens(c)) return "has recurrences, whose states go through a sequence in one pass";
+    if (c->mtp_depth > 0) return "predicts several tokens (train.mtp_depth), which may be in another segment";
+    if (model_balance(c) > 0) return "has a balance loss (output_router_logits), which is of whole sequences";
+    return NULL;
+}
+
+/* The gradients of a KV head are added over the segments before they could be added over ranks or splits that
+ * share the head. */
+static bool shares_key_heads(const ModelConfig *c, TpGroup s) {
+    return (s.splits > s.size ? s.splits : s.size) > c->num_key_value_heads;
+}
+
+static ErrorCode check_segment_tokens(TpGroup s, CpGroup cp, int segments, int64_t tokens, Error *err) {
+    if (cp.exact_chunks > 0 && cp.exact_chunks % segments != 0)
+        return error_set(err, ERR_CONFIG,
+                         "pipeline.segments %d does not divide numerics.cp_invariant_up_to %d, whose exact "
+                         "chunks a segment has whole: set one to a multiple of the other",
+                         segments, cp.exact_chunks);
+    if (cp.exact_chunks & (cp.exact_chunks - 1))
+        return error_set(err, ERR_CONFIG,
+                         "pipeline.segments %d: numerics.cp_invariant_up_to is %d: expected a power of two",
+                         segments, cp.exact_chunks);
+    if (tokens % ((int64_t)segments * s.splits) == 0) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "pipeline.segments %d%s does not divide the %lld tokens of a microbatch: change "
+                     "train.context to a multiple of %d",
+                     segments, s.splits > 1 ? ", each equal for tp," : "", (long long)tokens,
+                     segments * s.splits);
+}
+
+ErrorCode axes_check_segments(const ModelConfig *c, TpGroup s, CpGroup cp, int segments, int64_t tokens,
+                              Error *err) {
+    const char *why = needs_whole_microbatch(c);
+    if (segments == 1) return OK;
+    if (why)
+        return error_set(err, ERR_CONFIG,
+                         "pipeline.segments %d: the model (%s) %s: set pipeline.segments to 1", segments,
+                         model_family(c)->model_type, why);
+    if (cp.ranks > 1)
+        return error_set(
+            err, ERR_CONFIG,
+            "pipeline.segments %d with mesh.cp %d: ranks of cp would cut each segment again, which "
+            "is not possible yet: set one of them to 1",
+            segments, cp.ranks);
+    if (shares_key_heads(c, s))
+        return error_set(err, ERR_CONFIG,
+                         "pipeline.segments %d: %s %d is more than num_key_value_heads %lld, so splits share "
+                         "key and value heads: set it to %lld or less, or pipeline.segments to 1",
+                         segments,
+                         s.size > c->num_key_value_heads ? "mesh.tp" : "numerics.tp_invariant_up_to",
+                         s.size > c->num_key_value_heads ? s.size : s.splits,
+                         (long long)c->num_key_value_heads, (long long)c->num_key_value_heads);
+    return check_segment_tokens(s, cp, segments, tokens, err);
+}

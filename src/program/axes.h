@@ -130,5 +130,8 @@ bool axes_splits_keys(const ModelConfig *c, TpGroup s);
 /* With all-gather of KV: whether so many ranks of cp can compute the bits of so many exact chunks; with 0
  * chunks, any number can. */
 bool axes_splits_exact_chunks(int ranks, int exact_chunks);
+/* Whether passes may be over segments of a microbatch of `tokens`: pipeline.segments. */
+ErrorCode axes_check_segments(const ModelConfig *c, TpGroup s, CpGroup cp, int segments, int64_t tokens,
+                              Error *err);
 
 #endif

@@ -357,6 +357,8 @@ static const char *check_forward(Check *c, Action a) {
                  : runs(c, u - 1) ? *mark(c, u - 1, m) & DONE_FORWARD
                                   : *mark(c, u, m) & GOT_INPUT;
     if (!ready || !c->loaded[m]) return "comes before its input";
+    bool first = program_segment(c->p, m) == 0;
+    if (!first && !(*mark(c, u, m - 1) & DONE_FORWARD)) return "comes before the segment whose keys it reads";
     const char *wrong = run_ops(c, RUN_FORWARD, a, DONE_FORWARD);
     return wrong ? wrong : check_gathered(c, u);
 }
@@ -376,6 +378,9 @@ static const char *check_input(Check *c, Action a) {
     if (ready && u < c->p->units - 1)
         ready = runs(c, u + 1) ? *mark(c, u + 1, m) & DONE_DGRAD : *mark(c, u, m) & GOT_GRADIENT;
     if (!ready) return "comes before the gradient of its output";
+    bool last = program_segment(c->p, m) == c->p->segments - 1;
+    if (!last && !(*mark(c, u, m + 1) & DONE_DGRAD))
+        return "comes before the segment that adds to the gradients of its keys";
     if (!hands_on(c, a) && !is_recomputed_first(c, a)) return "comes before what it reads is recomputed";
     const char *wrong = run_ops(c, RUN_DGRAD, a, DONE_DGRAD);
     if (wrong) return wrong;

@@ -660,7 +660,8 @@ static bool comes_first(const Program *p) {
         for (int k = 0; action_is_pass(p->actions[i].kind) && k < PASS_GRADIENTS; k++) {
             PassGradient g;
             if (!program_gradient(p, p->actions[i], k, &g)) continue;
-            ok = ok && (p->actions[i].microbatch == 0 || seen[g.unit] >> g.flat & 1);
+            bool first = program_batch(p, p->actions[i].microbatch) == 0;
+            ok = ok && (first || seen[g.unit] >> g.flat & 1);
             seen[g.unit] |= (unsigned char)(1 << g.flat);
         }
     free(seen);
@@ -686,6 +687,7 @@ void program_lower(Program *p, const ProgramSpec *spec) {
         .partition = partition,
         .units = partition->table->units,
         .microbatches = spec->schedule->microbatches,
+        .segments = spec->schedule->segments,
         .defer_head = (spec->defer_head && spec->schedule->split_backward && partition->tensors == 1) ||
                       spec->model->mtp_module,
         .exact = spec->exact,
@@ -711,26 +713,32 @@ void program_lower(Program *p, const ProgramSpec *spec) {
     if (partition->shards > 1) insert_gathers(p, choose(spec->reshard, partition));
 }
 
-/* One microbatch goes through the stages of this rank in ascending order: there is nothing to interleave. */
+static void evaluate_microbatch(Program *p, int m) {
+    const Stages *s = &p->partition->stages;
+    int rank = p->partition->pipe;
+    for (int stage = 0; stage < s->count; stage++) {
+        if (s->rank[stage] != rank) continue;
+        if (stage > 0 && s->rank[stage - 1] != rank) emit(p, ACT_RECV_F, s->first[stage], m);
+        for (int u = s->first[stage]; u < s->first[stage + 1]; u++) emit_pass(p, ACT_FWD, u, m);
+        if (stage + 1 < s->count && s->rank[stage + 1] != rank)
+            emit(p, ACT_SEND_F, s->first[stage + 1] - 1, m);
+    }
+}
+
+/* One microbatch goes through the stages of this rank in ascending order: there is nothing to interleave. Its
+ * segments follow each other. */
 void program_lower_evaluation(Program *p, const ProgramSpec *spec) {
     const Partition *partition = spec->partition;
     *p = (Program){.model = spec->model,
                    .partition = partition,
                    .units = partition->table->units,
-                   .microbatches = 1,
+                   .microbatches = partition->segments,
+                   .segments = partition->segments,
                    .has_collective = spec->has_collective,
                    .chunks = spec->chunks,
                    .evaluates = true,
                    .ordered = true};
-    const Stages *s = &partition->stages;
-    int rank = partition->pipe;
-    emit(p, ACT_LOAD, -1, 0);
-    for (int stage = 0; stage < s->count; stage++) {
-        if (s->rank[stage] != rank) continue;
-        if (stage > 0 && s->rank[stage - 1] != rank) emit(p, ACT_RECV_F, s->first[stage], 0);
-        for (int u = s->first[stage]; u < s->first[stage + 1]; u++) emit_pass(p, ACT_FWD, u, 0);
-        if (stage + 1 < s->count && s->rank[stage + 1] != rank)
-            emit(p, ACT_SEND_F, s->first[stage + 1] - 1, 0);
-    }
+    for (int m = 0; m < p->microbatches; m++) emit(p, ACT_LOAD, -1, m);
+    for (int m = 0; m < p->microbatches; m++) evaluate_microbatch(p, m);
     if (partition->shards > 1) insert_gathers(p, RESHARD_ALWAYS);
 }

@@ -192,6 +192,7 @@ void partition_build(Partition *p, const PartitionSpec *spec) {
     p->experts = mesh_size(mesh, MESH_EXPERTS), p->expert = mesh_group_rank(mesh, MESH_EXPERTS, rank);
     p->sources = mesh_size(mesh, MESH_EXPERT_SOURCES);
     p->cp = partition_cp(mesh, rank, spec->exact_chunks, spec->keys);
+    p->segments = spec->segments > 1 ? spec->segments : 1;
     p->tied_copy = p->tied && partition_runs(p, p->table->units - 1) && !partition_runs(p, 0);
     make_shards(p, spec);
     owners_assign(p, spec->groups);
@@ -233,10 +234,10 @@ int partition_peer(const Partition *p, int unit) {
 
 int partition_rows(const Partition *p) { return p->splits / p->tensors; }
 
-/* Exact chunks of a microbatch's tokens on this rank. The gradient of each is computed and rounded by
+/* Exact chunks of the tokens of a pass on this rank. The gradient of each is computed and rounded by
  * itself. */
 int partition_exact_chunks(const Partition *p) {
-    return p->cp.exact_chunks > 0 ? p->cp.exact_chunks / p->cp.ranks : 1;
+    return p->cp.exact_chunks > 0 ? p->cp.exact_chunks / (p->cp.ranks * p->segments) : 1;
 }
 
 bool partition_splits_shards(const Partition *p) { return p->sources > 1 && p->shards > p->sources; }

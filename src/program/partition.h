@@ -60,6 +60,7 @@ typedef struct Partition {
     int sources;                          /* MESH_EXPERT_SOURCES: size */
     int splits;                           /* splits of split-K, over all ranks of tp */
     CpGroup cp;                           /* MESH_CONTEXT: the same, and the exact chunks of tokens */
+    int segments;                         /* of a microbatch */
     FlatShard (*flat_shard)[FLATS];       /* [units + 1]; the last is the tied head's gradient */
     size_t owned;                         /* elements of the owned arrays, without the tied head's gradient */
     size_t vectors;    /* for inference: leading elements of these that are vectors; else 0 */
@@ -77,6 +78,7 @@ typedef struct PartitionSpec {
     const Stages *stages;
     int splits;       /* split-K over tp; 0: one a rank */
     int exact_chunks; /* of tokens, over cp: CpGroup */
+    int segments;     /* of a microbatch's tokens; 0: 1 */
     bool keys;        /* all-gather of KV: CpGroup */
     bool inference;
 } PartitionSpec;
@@ -98,7 +100,7 @@ int partition_param_rows(const Partition *p, const Param *param);
 /* Whether expert gradients are reduced over a different group than other gradients, and that group has more
  * than one rank. */
 bool partition_splits_shards(const Partition *p);
-/* Exact chunks of a microbatch's tokens on this rank; 1: not cut. */
+/* Exact chunks of a pass's tokens on this rank; 1: not cut. */
 int partition_exact_chunks(const Partition *p);
 
 bool partition_runs(const Partition *p, int unit); /* this rank runs the unit's forward and backward */

@@ -31,6 +31,8 @@
  *     UPDATE u          optimizer step of the owned shard of unit u, and its compute copy; waits for
  *                       MATRIX_SCATTER
  *
+ * With segments (schedule/schedule.h), m is a segment of a microbatch: microbatch m / segments of the step.
+ *
  * A reduction of one microbatch has its index in `microbatch`, that of a whole step has -1. Unit number
  * `units` is the tied head's gradient.
  *
@@ -39,7 +41,9 @@
  *    2. Each (u, m) has one BWD, or one DGRAD followed later by one WGRAD. Dgrad comes after FWD u m and
  *       after dgrad of u+1, or RECV_B u m.
  *    3. Wgrads of a unit come in ascending order of microbatches, so that sums do not depend on the schedule
- *       (except in schedules that ask for another order).
+ *       (except in schedules that ask for another order). With segments, forward passes of a microbatch come
+ *       in ascending order of its segments, and all before its backward passes, which come in descending
+ *       order: attention reads keys of earlier segments, and adds to the gradients of these keys.
  *    4. Data is sent after it was made, and each boundary is sent once.
  *    5. With sharded parameters, each pass over a unit lies between a GATHER and a RELEASE of it.
  *    6. With more than one data-parallel rank, each gradient is reduced once (a step, or a microbatch) on
@@ -149,6 +153,7 @@ typedef struct Program {
     const ModelConfig *model;
     const Partition *partition;
     int units, microbatches, instances; /* instances: most gathers of a unit */
+    int segments;                       /* of a microbatch of the step, each of which counts as one here */
     bool defer_head;                    /* the head's wgrad waits for WGRAD */
     bool ordered;                       /* invariant 3 holds */
     /* The first microbatch's gradients can be measured alone: they come first, or have their own buffer. */
@@ -163,6 +168,13 @@ typedef struct Program {
     int count, capacity;
     Action *actions;
 } Program;
+
+/* The microbatch of the step that a pass works on, which of its segments, and the first of these. */
+static inline int program_batch(const Program *p, int m) { return m / p->segments; }
+static inline int program_segment(const Program *p, int m) { return m % p->segments; }
+static inline int program_first_segment(const Program *p, int m) { return m - m % p->segments; }
+/* Microbatches of the step. */
+static inline int program_batches(const Program *p) { return p->microbatches / p->segments; }
 
 /* Model and partition must outlive the program. */
 void program_lower(Program *p, const ProgramSpec *spec);

@@ -28,6 +28,10 @@ const Option pipeline_options[] = {
         ELSEWHERE("pipeline_parallel_layers_per_stage")),
     INT("pipeline.stages_per_rank", stages_per_rank, "0", 0, 1e6, NOTHING,
         "Stages of each rank, for schedules that take several; 0: 1, or 2 for those made for more."),
+    /* Without exact sums it changes the order in which a microbatch's wgrads are added. */
+    INT("pipeline.segments", segments, "1", 1, 64, SUMS,
+        "Segments of a microbatch's tokens that go through the pipeline one after the other (Seq1F1B), for "
+        "long contexts: a power of two, for the schedules 1f1b and gpipe; 1: microbatches are whole."),
     REAL("pipeline.activations", activations, "0", 0, 1, NOTHING,
          "Limit of zbv: the largest share of the activations of 1f1b that a rank keeps, such as 0.75; 0: as "
          "many as pipeline.memory_gib allows, or all of them."),

@@ -10,6 +10,7 @@ typedef struct PipelineOptions {
     StringList split;     /* auto, uniform, or names of units */
     int64_t layers_per_stage;
     int64_t stages_per_rank;                   /* 0: the schedule's number */
+    int64_t segments;                          /* of a microbatch's tokens */
     double activations;                        /* share of 1F1B's that zbv keeps; 0: all */
     int64_t first_stage_less, last_stage_less; /* weights of embedding and head in the uniform split */
     double memory_gib;                         /* per rank, for split: auto; 0: no limit */

@@ -23,21 +23,22 @@ typedef struct NameFacts {
     int default_stages; /* a rank */
     bool v;
     bool split_backward; /* its order has I and W cells */
+    bool segments;       /* microbatches may be cut into segments */
 } NameFacts;
 
 /* Facts about the named schedules. A new schedule needs a row here and an order in schedule_make.c. */
 static const NameFacts facts[PIPE_NAMES] = {
-    [PIPE_GPIPE] = {"gpipe", 1, false, false},
-    [PIPE_1F1B] = {"1f1b", 1, false, false},
-    [PIPE_LOOPED_BFS] = {"looped_bfs", 2, false, false},
-    [PIPE_INTERLEAVED_1F1B] = {"interleaved_1f1b", 2, false, false},
-    [PIPE_ZB_H1] = {"zb_h1", 1, false, true},
-    [PIPE_ZB_H2] = {"zb_h2", 1, false, true},
-    [PIPE_INTERLEAVED_ZERO_BUBBLE] = {"interleaved_zero_bubble", 2, false, true},
-    [PIPE_V_MIN] = {"v_min", 2, true, true},
-    [PIPE_V_HALF] = {"v_half", 2, true, true},
-    [PIPE_ZBV] = {"zbv", 2, true, true},
-    [PIPE_DUALPIPEV] = {"dualpipev", 2, true, true},
+    [PIPE_GPIPE] = {"gpipe", 1, false, false, true},
+    [PIPE_1F1B] = {"1f1b", 1, false, false, true},
+    [PIPE_LOOPED_BFS] = {"looped_bfs", 2, false, false, false},
+    [PIPE_INTERLEAVED_1F1B] = {"interleaved_1f1b", 2, false, false, false},
+    [PIPE_ZB_H1] = {"zb_h1", 1, false, true, false},
+    [PIPE_ZB_H2] = {"zb_h2", 1, false, true, false},
+    [PIPE_INTERLEAVED_ZERO_BUBBLE] = {"interleaved_zero_bubble", 2, false, true, false},
+    [PIPE_V_MIN] = {"v_min", 2, true, true, false},
+    [PIPE_V_HALF] = {"v_half", 2, true, true, false},
+    [PIPE_ZBV] = {"zbv", 2, true, true, false},
+    [PIPE_DUALPIPEV] = {"dualpipev", 2, true, true, false},
 };
 
 /* The names used in configurations (pipeline.schedule) and messages. */
@@ -63,6 +64,8 @@ bool schedule_is_v(ScheduleName name) { return facts[name].v; }
 /* v_min and v_half are zbv under limits of their own. */
 bool schedule_takes_limit(ScheduleName name) { return name == PIPE_ZBV; }
 
+bool schedule_takes_segments(ScheduleName name) { return facts[name].segments; }
+
 bool schedule_splits_backward(ScheduleName name) { return facts[name].split_backward; }
 
 int schedule_default_stages_per_rank(ScheduleName name) { return facts[name].default_stages; }
@@ -70,7 +73,7 @@ int schedule_default_stages_per_rank(ScheduleName name) { return facts[name].def
 /* Starts from zero: no stage, no microbatch, empty orders. A name that is too long is cut, since it only
  * serves messages. */
 void schedule_start(Schedule *s, const char *name, int ranks) {
-    *s = (Schedule){.ranks = ranks};
+    *s = (Schedule){.ranks = ranks, .segments = 1};
     snprintf(s->name, sizeof s->name, "%s", name);
     s->orders = mem_alloc_array((size_t)ranks, sizeof *s->orders);
 }

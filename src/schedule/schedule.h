@@ -6,10 +6,15 @@
  * PyTorch's CSV files: 0F0, 1B3, 2I1, 2W1, 3SEND_F2, 1UNSHARD, (0F4;7B1)OVERLAP_F_B. The stage of a transfer
  * is the one on this side of it.
  *
+ * With segments, the tokens of a microbatch are cut into equal runs that go through the pipeline one after
+ * the other. Each is a microbatch of the schedule: those of microbatch m are m k .. m k + k - 1.
+ * Forwards go through them in order. Backwards take a microbatch's segments from the last to the first, since
+ * later segments attend to the keys of earlier ones.
+ *
  * Sources: Huang et al., "GPipe", 2019; Narayanan et al., "Efficient large-scale language model training on
  * GPU clusters using Megatron-LM", 2021 (1F1B, interleaving); Lamy-Poirier, "Breadth-first pipeline
  * parallelism", 2023; Qi et al., "Zero bubble pipeline parallelism", 2024, and "Pipeline parallelism with
- * controllable memory", 2024; DeepSeek-AI, "DeepSeek-V3", 2024. */
+ * controllable memory", 2024; DeepSeek-AI, "DeepSeek-V3", 2024; Sun et al., "Seq1F1B", 2024 (segments). */
 #ifndef WEFT_SCHEDULE_SCHEDULE_H
 #define WEFT_SCHEDULE_SCHEDULE_H
 
@@ -37,6 +42,7 @@ bool schedule_find(const char *text, ScheduleName *out); /* false: no such sched
 bool schedule_names_file(const char *text);              /* ends in .csv or contains a slash */
 bool schedule_is_v(ScheduleName name);                   /* V placement: rank 0 has first and last stage */
 bool schedule_takes_limit(ScheduleName name);            /* OrderTerms.activations */
+bool schedule_takes_segments(ScheduleName name);         /* OrderTerms.segments */
 bool schedule_splits_backward(ScheduleName name);        /* its order has I and W cells */
 int schedule_default_stages_per_rank(
     ScheduleName name); /* 1, or 2 for those that are made for several stages on each rank */
@@ -71,11 +77,12 @@ typedef struct Order {
 } Order;
 
 typedef struct Schedule {
-    char name[64]; /* of the named schedule or the file */
-    int ranks, microbatches, stages;
-    bool split_backward; /* has I and W cells */
-    int *rank_of_stage;  /* [stages] */
-    Order *orders;       /* [ranks] */
+    char name[64];                   /* of the named schedule or the file */
+    int ranks, microbatches, stages; /* microbatches: each segment counts as one */
+    int segments;                    /* of a microbatch; 1: it is whole */
+    bool split_backward;             /* has I and W cells */
+    int *rank_of_stage;              /* [stages] */
+    Order *orders;                   /* [ranks] */
 } Schedule;
 
 /* The compute order of a named schedule. Wgrads of a stage come in ascending order of microbatches, those of
@@ -85,12 +92,14 @@ ErrorCode schedule_check_stages_per_rank(ScheduleName name, int stages_per_rank,
 ErrorCode schedule_make(Schedule *s, ScheduleName name, int ranks, int microbatches, int stages_per_rank,
                         Error *err);
 ErrorCode schedule_check_limit(ScheduleName name, double activations, Error *err); /* 0: no limit */
-/* What the order of a V under a limit depends on besides its sizes. */
+ErrorCode schedule_check_segments(ScheduleName name, int segments, Error *err);
+/* What orders depend on besides their sizes. */
 typedef struct OrderTerms {
     /* No rank keeps more than this share (0 to 1) of the P microbatches that 1F1B keeps, counted for both of
      * its stages until the end of the wgrad. 0: the schedule's own order. */
     double activations;
-    double cost[3]; /* of F, I, W, in any unit; all 0: equal */
+    double cost[3]; /* of F, I, W in a V under a limit, in any unit; all 0: equal */
+    int segments;   /* of each of the microbatches; 0: 1 */
 } OrderTerms;
 ErrorCode schedule_make_on(Schedule *s, ScheduleName name, int ranks, int microbatches, int stages_per_rank,
                            const OrderTerms *terms, Error *err);

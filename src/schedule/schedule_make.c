@@ -15,6 +15,7 @@
  * verify every order with schedule_check and the simulator. */
 #include "schedule/schedule.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,8 @@
 
 typedef struct OrderBuilder {
     Order *order;
-    int ranks, rank, microbatches, chunks; /* P, r, m, v */
+    int ranks, rank, microbatches, chunks; /* P, r, m, v; each segment is a microbatch */
+    int segments;
     bool v;
     int next[2][CELL_B + 1];     /* of the V schedules: next microbatch of (chunk, kind) */
     Cell *queue;                 /* delayed wgrads */
@@ -51,19 +53,25 @@ static void emit(OrderBuilder *k, CellKind kind, int chunk, int microbatch) {
     order_add(k->order, (Cell){kind, stage_of(k, chunk), microbatch, false});
 }
 
+/* The i-th backward of a rank: microbatches ascend, and the segments of each descend. */
+static void emit_backward_of(OrderBuilder *k, int i) {
+    emit(k, CELL_B, 0, i / k->segments * k->segments + k->segments - 1 - i % k->segments);
+}
+
 /* GPipe is LoopedBFS with one stage a rank, except that its backwards ascend. */
 static void make_gpipe(OrderBuilder *k) {
     for (int i = 0; i < k->microbatches; i++) emit(k, CELL_F, 0, i);
-    for (int i = 0; i < k->microbatches; i++) emit(k, CELL_B, 0, i);
+    for (int i = 0; i < k->microbatches; i++) emit_backward_of(k, i);
 }
 
-/* Rank r runs P - 1 - r forwards ahead of its backwards: that is when the first gradient can arrive. */
+/* Rank r runs P - 1 - r forwards ahead of its backwards: that is when the first gradient can arrive. With k
+ * segments k - 1 more, because the first backward is that of a microbatch's last segment. */
 static void make_1f1b(OrderBuilder *k) {
-    int w = min_int(k->microbatches, k->ranks - 1 - k->rank);
+    int w = min_int(k->microbatches, k->ranks - 1 - k->rank + k->segments - 1);
     for (int i = 0; i < w; i++) emit(k, CELL_F, 0, i);
     for (int i = 0; i < k->microbatches; i++) {
         emit(k, CELL_F, 0, w + i);
-        emit(k, CELL_B, 0, i);
+        emit_backward_of(k, i);
     }
 }
 
@@ -339,6 +347,13 @@ static ErrorCode find_limit(ScheduleName name, int ranks, double activations, in
     return OK;
 }
 
+ErrorCode schedule_check_segments(ScheduleName name, int segments, Error *err) {
+    if (segments == 1 || schedule_takes_segments(name)) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "schedule %s does not cut microbatches into segments (%d): 1f1b and gpipe do",
+                     schedule_name(name), segments);
+}
+
 static void make_orders(Schedule *s, ScheduleName name, int stages_per_rank) {
     for (int r = 0; r < s->ranks; r++) {
         OrderBuilder k = {.order = &s->orders[r],
@@ -346,6 +361,7 @@ static void make_orders(Schedule *s, ScheduleName name, int stages_per_rank) {
                           .rank = r,
                           .microbatches = s->microbatches,
                           .chunks = stages_per_rank,
+                          .segments = s->segments,
                           .v = schedule_is_v(name)};
         make_rank(&k, name);
     }
@@ -353,13 +369,16 @@ static void make_orders(Schedule *s, ScheduleName name, int stages_per_rank) {
 
 ErrorCode schedule_make_on(Schedule *s, ScheduleName name, int ranks, int microbatches, int stages_per_rank,
                            const OrderTerms *terms, Error *err) {
-    int limit;
+    int limit, segments = max_int(1, terms->segments);
     *s = (Schedule){0};
+    TRY(schedule_check_segments(name, segments, err));
+    if (microbatches > INT_MAX / segments) microbatches = INT_MAX / segments; /* refused below */
+    microbatches *= segments;
     TRY(check_numbers(name, ranks, microbatches, stages_per_rank, err));
     TRY(find_limit(name, ranks, terms->activations, &limit, err));
     schedule_start(s, schedule_name(name), ranks);
     schedule_place(s, ranks * stages_per_rank);
-    s->microbatches = microbatches;
+    s->microbatches = microbatches, s->segments = segments;
     s->split_backward = schedule_splits_backward(name);
     for (int i = 0; i < s->stages; i++) s->rank_of_stage[i] = rank_of(schedule_is_v(name), ranks, i);
     if (limit)

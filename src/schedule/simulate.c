@@ -104,8 +104,9 @@ static double ready_at(const Run *run, Cell cell) {
 
 /* A full backward pass may cost something other than dgrad plus wgrad, so a measured cost of it takes
  * precedence. */
-static double cost_of(const SimulateCosts *costs, Cell cell) {
-    const StageCost *c = costs->stages ? &costs->stages[cell.stage] : &costs->uniform;
+static double cost_of(const Schedule *s, const SimulateCosts *costs, Cell cell) {
+    int segment = costs->segments > 1 ? cell.microbatch % costs->segments : 0;
+    const StageCost *c = costs->stages ? &costs->stages[segment * s->stages + cell.stage] : &costs->uniform;
     return cell.kind == CELL_B && costs->backward ? costs->backward[cell.stage] : stage_cost_of(c, cell.kind);
 }
 
@@ -140,7 +141,7 @@ static bool step_compute(Run *run, int rank, int first) {
     int last = first + o->cells[first].overlap;
     double start = run->clock[rank], cost = 0;
     for (int i = first; i <= last; i++) {
-        double ready = ready_at(run, o->cells[i]), part = cost_of(run->costs, o->cells[i]);
+        double ready = ready_at(run, o->cells[i]), part = cost_of(run->s, run->costs, o->cells[i]);
         if (ready < 0) return false;
         start = fmax(start, ready);
         cost = run->costs->overlap_is_max ? fmax(cost, part) : cost + part;
@@ -328,13 +329,14 @@ static ErrorCode run_all(Run *run, Error *err) {
 
 /* With NaN every comparison would be false, and a run that never ends would look like one that waits. */
 static ErrorCode check_costs(const Schedule *s, const SimulateCosts *costs, Error *err) {
-    for (int i = 0; i < (costs->stages ? s->stages : 1); i++) {
+    int segments = costs->segments > 1 ? costs->segments : 1;
+    for (int i = 0; i < (costs->stages ? segments * s->stages : 1); i++) {
         const StageCost *c = costs->stages ? &costs->stages[i] : &costs->uniform;
         if (isfinite(c->forward) && isfinite(c->input) && isfinite(c->weight) && c->forward >= 0 &&
             c->input >= 0 && c->weight >= 0)
             continue;
-        return error_set(err, ERR_CONFIG, "costs of stage %d: %g, %g, %g: each must be 0 or more", i,
-                         c->forward, c->input, c->weight);
+        return error_set(err, ERR_CONFIG, "costs of stage %d: %g, %g, %g: each must be 0 or more",
+                         i % s->stages, c->forward, c->input, c->weight);
     }
     for (int i = 0; costs->backward && i < s->stages; i++)
         if (!(costs->backward[i] >= 0) || isinf(costs->backward[i]))

@@ -16,8 +16,9 @@ static inline double stage_cost_of(const StageCost *c, CellKind kind) {
 }
 
 typedef struct SimulateCosts {
-    const StageCost *stages; /* [stages], or NULL: `uniform` for each */
+    const StageCost *stages; /* [segments, stages], or NULL: `uniform` for each */
     StageCost uniform;
+    int segments;           /* that `stages` tells apart; 0: 1, all microbatches cost the same */
     const double *backward; /* [stages] cost of B where it is known; or NULL: input + weight */
     double latency;         /* of a transfer between ranks, from the end of the sender's cell */
     bool overlap_is_max;    /* a composite costs the larger of its parts instead of their sum */

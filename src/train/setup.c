@@ -390,6 +390,9 @@ static ErrorCode settle_spans(const Config *c, OptionSet *set, const Config *sav
     if (was) return keep_degree(set, "numerics.cp_invariant_up_to", saved->numerics.cp_invariant_up_to, err);
     CpCommSpec comm = rank_cp_comm_of(c);
     bool twice = c->mesh.cp > 1 && cp_comm_method(&comm) == CP_COMM_ALL_GATHER;
+    if (c->mesh.cp == 1 && c->pipeline.segments > 1)
+        return derive_number(set, "numerics.cp_invariant_up_to", c->pipeline.segments,
+                             "derived from pipeline.segments", err);
     return derive_number(set, "numerics.cp_invariant_up_to", (twice ? 2 : 1) * c->mesh.cp,
                          twice ? "derived from mesh.cp, by all_gather" : "derived from mesh.cp", err);
 }
@@ -431,8 +434,9 @@ ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Erro
  * and then over replicas equals one over all, unless other microbatches are added in between. */
 static void describe_collectives(const Config *c, const Layout *l, char *out, size_t size) {
     int shards = mesh_size(&l->mesh, MESH_SHARDS), replicas = mesh_size(&l->mesh, MESH_REPLICAS);
-    GradientSync sync = program_sync((GradientSync)c->train.gradient_sync, shards, replicas, l->microbatches);
-    if (sync == SYNC_MICROBATCH && l->microbatches == 1) sync = SYNC_STEP; /* the same sum */
+    int microbatches = l->schedule.microbatches;
+    GradientSync sync = program_sync((GradientSync)c->train.gradient_sync, shards, replicas, microbatches);
+    if (sync == SYNC_MICROBATCH && microbatches == 1) sync = SYNC_STEP; /* the same sum */
     int at = snprintf(out, size, sync == SYNC_STEP ? " once a step" : " once a microbatch");
     if (sync == SYNC_REPLICA) snprintf(out + at, size - (size_t)at, ", %d at first", shards);
 }
@@ -450,7 +454,9 @@ void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
     bool keys = contexts > 1 && cp_comm_method(&comm) == CP_COMM_ALL_GATHER;
     if (contexts > 1) snprintf(shared, sizeof shared, " x %d of mesh.cp%s", contexts, keys ? " by keys" : "");
     if (ranks * contexts > 1) describe_collectives(c, l, collectives, sizeof collectives);
-    if (!schedule_adds_in_order(&l->schedule))
+    if (l->schedule.segments > 1)
+        snprintf(order, sizeof order, ", microbatches in %d segments", l->schedule.segments);
+    else if (!schedule_adds_in_order(&l->schedule))
         snprintf(order, sizeof order, ", as %.60s on %d pipeline ranks orders them", c->pipeline.schedule,
                  l->schedule.ranks);
     snprintf(out, size, "fast over %d data-parallel rank%s%s%s%s", ranks, ranks == 1 ? "" : "s", shared,
@@ -469,7 +475,7 @@ static bool keeps_sync(const Config *c, int world, const SavedRun *saved, Gradie
     as_saved.train.gradient_sync = saved->config.train.gradient_sync;
     bool laid = layout_build(&l, &as_saved, world, &ignored) == OK;
     if (laid) setup_sums(&as_saved, &l, sums, sizeof sums);
-    bool same = laid && l.microbatches > 1 && strcmp(sums, saved->facts.sums) == 0;
+    bool same = laid && l.schedule.microbatches > 1 && strcmp(sums, saved->facts.sums) == 0;
     layout_free(&l);
     *sync = (GradientSync)as_saved.train.gradient_sync;
     return same;

@@ -291,6 +291,13 @@ grep -q "^left out: dualpipev with 1, 2, 4 microbatches: " out || fail "reasons:
 grep -E "^[* ] [a-z0-9_]+ +[0-9]+ +[0-9]+ " out | awk '{ sub(/^[* ] /, ""); print $5 }' | sort -gc || fail "not in order of time"
 has out "messages and collectives take no time here"
 hasnt out " fits"
+# Segments are tried where a context is long, or where they are asked for.
+! grep -q 'segments=' out || fail "segments of a short context: $(grep segments= out)"
+plan 0 -n 4 mesh.pp=4 --compare --whole pipeline.segments=8
+grep -q '^\* 1f1b .* segments=8$' out || fail "no row of the segments that are asked for: $(grep '^\*' out)"
+! grep -q '^[* ] zbv .*segments' out || fail "zbv in segments: $(grep zbv out)"
+plan 0 -n 4 mesh.pp=4 --compare --whole train.context=8192 train.microbatch=1 train.tokens_per_step=32768
+[ "$(grep -c '^  1f1b .* segments=[24]$' out)" -eq 6 ] || fail "rows of segments of a long context: $(grep 1f1b out)"
 plan 0 -n 4 mesh.pp=4 --compare --whole --memory 6.5MiB
 awk '/ no( |$)/ { no = 1 } / yes( |$)/ { if (no) exit 1; yes = 1 } END { exit !(yes && no) }' out || fail "those that fit come first: $(cat out)"
 plan 0 -n 4 mesh.pp=4 --compare

@@ -24,6 +24,7 @@ static int count_kind(const Program *p, ActionKind kind) {
 typedef struct Case {
     int pp, replicas, shards, microbatches, layers;
     int experts;                    /* ranks of ep, for a model with experts; 0: none */
+    int segments;                   /* of a microbatch; 0: 1 */
     const char *schedule;           /* of pp > 1 */
     bool tied, split, exact, whole; /* whole: matrices of some groups are not cut */
     GradientSync sync;
@@ -57,7 +58,9 @@ static Model small_model(const Case *c, int expert_rank) {
     if (c->experts)
         config.family = &family_qwen3_moe, config.num_experts = 8, config.num_experts_per_tok = 2,
         config.moe_intermediate_size = 12, config.expert_ranks = c->experts, config.expert_rank = expert_rank;
-    assert_int_equal(model_build(&m, &config, c->compute, c->recompute, 16, 0, &err), OK);
+    int segments = c->segments ? c->segments : 1;
+    assert_int_equal(model_build(&m, &config, c->compute, c->recompute, 16 / segments, 0, &err), OK);
+    model_set_segments(&m, segments, ALL_TOKENS);
     return m;
 }
 
@@ -85,7 +88,8 @@ static void lower(Lowered *l, const Case *c, int rank) {
     ScheduleName name = c->split ? PIPE_ZB_H1 : PIPE_1F1B; /* of one rank */
     assert_true(c->pp == 1 || schedule_find(c->schedule, &name));
     int each = schedule_default_stages_per_rank(name);
-    if (schedule_make(&l->schedule, name, c->pp, c->microbatches, each, &err) != OK)
+    OrderTerms terms = {.segments = c->segments};
+    if (schedule_make_on(&l->schedule, name, c->pp, c->microbatches, each, &terms, &err) != OK)
         fail_msg("%s", err.message);
     if (schedule_add_transfers(&l->schedule, &err) != OK) fail_msg("%s", err.message);
     stages = even_stages(&l->schedule, l->model.table.units);
@@ -94,6 +98,7 @@ static void lower(Lowered *l, const Case *c, int rank) {
                                                     .groups = c->whole ? &l->groups : NULL,
                                                     .mesh = &mesh,
                                                     .rank = rank,
+                                                    .segments = c->segments,
                                                     .stages = &stages});
     stages_free(&stages);
     program_lower(&l->program, &(ProgramSpec){.model = &l->model.config,
@@ -123,6 +128,8 @@ static void each_case(void (*visit)(const Case *c, const Lowered *l, int rank)) 
         {.pp = 1, .replicas = 2, .shards = 2},
         {.pp = 2, .replicas = 1, .shards = 1, .schedule = "1f1b"},
         {.pp = 4, .replicas = 1, .shards = 1, .schedule = "gpipe"},
+        {.pp = 2, .replicas = 1, .shards = 2, .schedule = "1f1b", .segments = 4},
+        {.pp = 2, .replicas = 2, .shards = 1, .schedule = "gpipe", .segments = 2},
         {.pp = 2, .replicas = 1, .shards = 2, .schedule = "zbv"},
         {.pp = 2, .replicas = 2, .shards = 2, .schedule = "interleaved_zero_bubble"},
         {.pp = 2, .replicas = 2, .shards = 1, .schedule = "dualpipev"},
@@ -156,11 +163,11 @@ static void check_valid(const Case *c, const Lowered *l, int rank) {
         fail_msg("pp %d (%s) replicate %d shard %d sync %d reshard %d tied %d exact %d rank %d: %s", c->pp,
                  c->schedule, c->replicas, c->shards, c->sync, c->reshard, c->tied, c->exact, rank,
                  err.message);
-    int units = 0;
+    int units = 0, passes = c->microbatches * (c->segments ? c->segments : 1);
     if (c->experts) return; /* dispatches cut passes over a unit into several actions */
     for (int u = 0; u < p->units; u++) units += partition_runs(&l->partition, u);
-    assert_int_equal(count_kind(p, ACT_FWD), units * c->microbatches);
-    assert_int_equal(count_kind(p, ACT_BWD) + count_kind(p, ACT_DGRAD), units * c->microbatches);
+    assert_int_equal(count_kind(p, ACT_FWD), units * passes);
+    assert_int_equal(count_kind(p, ACT_BWD) + count_kind(p, ACT_DGRAD), units * passes);
     assert_int_equal(count_kind(p, ACT_UPDATE), units + l->partition.tied_copy);
     assert_int_equal(count_kind(p, ACT_GATHER), count_kind(p, ACT_RELEASE));
 }
@@ -327,6 +334,91 @@ static void check_plan(const Case *c, const Lowered *l, int rank) {
 static void test_memory_plans_are_sound(void **state) {
     (void)state;
     each_case(check_plan);
+}
+
+/* ---- segments ---- */
+
+static const Case in_segments = {
+    .pp = 2, .replicas = 1, .shards = 1, .microbatches = 3, .layers = 4, .schedule = "1f1b", .segments = 4};
+
+/* Index of the action; fails where there is none. */
+static int find_action(const Program *p, ActionKind kind, int unit, int microbatch) {
+    int i = 0;
+    while (i < p->count && (p->actions[i].kind != kind || p->actions[i].unit != unit ||
+                            p->actions[i].microbatch != microbatch))
+        i++;
+    assert_true(i < p->count);
+    return i;
+}
+
+/* Passes over a unit of two segments of a microbatch, in each other's place. */
+static ErrorCode check_swapped(ActionKind kind, int one, int other) {
+    Lowered l;
+    Error err = {0};
+    lower(&l, &in_segments, 1);
+    Program *p = &l.program;
+    int unit = p->units - 1;
+    Action *a = &p->actions[find_action(p, kind, unit, one)],
+           *b = &p->actions[find_action(p, kind, unit, other)];
+    a->microbatch = other, b->microbatch = one;
+    ErrorCode code = program_check(p, &err);
+    release(&l);
+    return code;
+}
+
+/* Keys of a segment are read by later ones, which add to their gradients. */
+static void test_order_of_segments_is_checked(void **state) {
+    (void)state;
+    assert_int_equal(check_swapped(ACT_FWD, 5, 5), OK);
+    assert_int_equal(check_swapped(ACT_FWD, 5, 6), ERR_INTERNAL);
+    assert_int_equal(check_swapped(ACT_BWD, 6, 5), ERR_INTERNAL);
+    assert_int_equal(check_swapped(ACT_BWD, 7, 4), ERR_INTERNAL);
+}
+
+/* Keys and values of a microbatch stay from the forward pass of its first segment to the backward pass of it,
+ * and the sums of their gradients from the backward pass of the last segment on. Activations of a segment go
+ * after its own backward pass. */
+static void test_keys_stay_for_all_segments(void **state) {
+    (void)state;
+    Lowered l;
+    MemoryPlan plan;
+    lower(&l, &in_segments, 0);
+    const Program *p = &l.program;
+    memory_plan(&plan,
+                &(MemorySpec){.program = p, .model = &l.model, .positions = 16, .optimizer = &l.groups});
+    const Buffer *keys = memory_plan_buffer(&plan, BUFFER_KEYS, 1, 4),
+                 *sums = memory_plan_buffer(&plan, BUFFER_KEY_SUMS, 1, 4),
+                 *saved = memory_plan_buffer(&plan, BUFFER_SAVED, 1, 7);
+    size_t element = 16 * 2 * 8;
+    assert_int_equal(keys->bytes, pool_round(element * sizeof(float)));
+    assert_int_equal(sums->bytes, pool_round(element * sizeof(float)));
+    assert_int_equal(keys->first, find_action(p, ACT_FWD, 1, 4));
+    assert_int_equal(keys->last, find_action(p, ACT_BWD, 1, 4));
+    assert_int_equal(sums->first, find_action(p, ACT_BWD, 1, 7));
+    assert_int_equal(sums->last, keys->last);
+    assert_int_equal(saved->last, sums->first);
+    memory_plan_free(&plan);
+    release(&l);
+}
+
+/* The peak of the activations of a rank is nearly that of whole microbatches by the number of segments. */
+static size_t activations_in(int segments) {
+    Lowered l;
+    MemoryPlan plan;
+    Case c = in_segments;
+    c.segments = segments, c.microbatches = 8;
+    lower(&l, &c, 0);
+    memory_plan(&plan, &(MemorySpec){.program = &l.program, .model = &l.model, .positions = 16});
+    size_t bytes = plan.arena[ARENA_ACTIVATIONS];
+    memory_plan_free(&plan);
+    release(&l);
+    return bytes;
+}
+
+static void test_segments_save_memory(void **state) {
+    (void)state;
+    assert_true(activations_in(2) < activations_in(1));
+    assert_true(activations_in(4) < activations_in(2));
 }
 
 /* Bytes of the largest buffer of a flat of experts, which lives in a single dispatch if it has partial
@@ -590,6 +682,9 @@ int main(void) {
         cmocka_unit_test(test_broken_programs_are_refused),
         cmocka_unit_test(test_broken_communication_is_refused),
         cmocka_unit_test(test_memory_plans_are_sound),
+        cmocka_unit_test(test_order_of_segments_is_checked),
+        cmocka_unit_test(test_keys_stay_for_all_segments),
+        cmocka_unit_test(test_segments_save_memory),
         cmocka_unit_test(test_experts_gradients_are_added_as_they_come),
         cmocka_unit_test(test_every_element_is_counted_once),
         cmocka_unit_test(test_traffic_is_counted),

@@ -40,6 +40,18 @@ for name in $names; do
     grep -v '"schedule"' out | cmp -s first - || fail "$name from a file has other figures"
 done
 
+# Segments: each is a microbatch of the schedule, backwards descend within one, and the costs are those of whole microbatches.
+schedule 0 1f1b --pp 2 --microbatches 2 --segments 2 --csv
+printf '%s\n' 0F0,0F1,0F2,0B1,0F3,0B0,0B3,0B2 1F0,1F1,1B1,1F2,1B0,1F3,1B3,1B2 >wanted
+cmp -s out wanted || fail "segments as CSV: $(cat out)"
+schedule 0 1f1b --pp 8 --microbatches 16 --segments 4 --json
+grep -q '"makespan": 53.25,' out && grep -q '"microbatches": 16,' out && grep -q '"segments": 4,' out || fail "figures of segments: $(head -8 out)"
+schedule 0 --pp 8 --microbatches 16 --segments 4
+grep -q '^1f1b  *1  *53.25  *9.9 %  *9.9 %  *2.75  *2.75 ' out || fail "the row of segments: $(grep ^1f1b out)"
+grep -q '^zbv .*does not cut microbatches into segments (4): 1f1b and gpipe do' out || fail "a schedule without segments: $(grep ^zbv out)"
+schedule 78 zbv --pp 2 --microbatches 4 --segments 2
+has err 'does not cut microbatches into segments (2)'
+
 # Known figures: makespan and peaks from the zero-bubble papers, in stage times.
 if command -v python3 >/dev/null; then
     check() { # NAME MAKESPAN IDLE PEAK_I PEAK_W of rank 0

@@ -122,6 +122,15 @@ draw_run() {
     at_times 20 'optimizer.groups=[{match: layers.1., kind: muon, lr: 0.003}, {match: embed, frozen: true}]'
 }
 
+# Segments need a schedule that takes them, exact chunks that they have whole, and no cp.
+draw_segments() {
+    [ "$pp" -gt 1 ] && [ "$cp" -eq 1 ] && [ "$spans" -eq 4 ] || return 0
+    case ${words[-1]} in
+    *=gpipe | *=1f1b) at_times 60 && key pipeline.segments 2 4 ;;
+    esac
+    return 0
+}
+
 draw_mesh() {
     local pp replicas shards cp tp ep
     while draw pp 1 1 2 4 && draw replicas 1 1 2 && draw shards 1 2 4 && draw cp 1 1 2 4 && draw tp 1 2 4; do
@@ -139,6 +148,7 @@ draw_mesh() {
     key train.reshard_after_forward auto always never
     [ "$cp" -eq 1 ] || key mesh.cp_comm auto all_to_all all_gather
     [ "$pp" -eq 1 ] || key pipeline.schedule gpipe 1f1b interleaved_1f1b looped_bfs zb_h1 zb_h2 interleaved_zero_bubble v_min v_half zbv dualpipev
+    draw_segments
     at_times 30 train.split_backward=true
     at_times 30 comm.progress_thread=true
     at_times 20 train.ep_buffer_factor=1

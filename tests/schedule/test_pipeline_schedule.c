@@ -810,6 +810,97 @@ static void test_order_of_weight_gradients(void **state) {
     for_all(look_weights);
 }
 
+/* ---- segments ---- */
+
+static Schedule made_of_segments(ScheduleName name, int ranks, int microbatches, int segments) {
+    Schedule s;
+    Error err = {0};
+    OrderTerms terms = {.segments = segments};
+    must(schedule_make_on(&s, name, ranks, microbatches, 1, &terms, &err), &err, schedule_name(name));
+    return s;
+}
+
+/* Forwards ascend; backwards take microbatches in order, and the segments of each from the last to the
+ * first. */
+static void assert_order_of_segments(const Schedule *s) {
+    int k = s->segments;
+    for (int r = 0; r < s->ranks; r++) {
+        int forward = 0, backward = 0;
+        for (int i = 0; i < s->orders[r].count; i++) {
+            Cell cell = s->orders[r].cells[i];
+            if (cell.kind == CELL_F) assert_int_equal(cell.microbatch, forward++);
+            if (cell.kind != CELL_B) continue;
+            assert_int_equal(cell.microbatch, backward / k * k + k - 1 - backward % k);
+            backward++;
+        }
+        assert_int_equal(forward, s->microbatches);
+        assert_int_equal(backward, s->microbatches);
+    }
+}
+
+/* In units of a segment's pass, Seq1F1B has the makespan of 1F1B with m k microbatches, and keeps k - 1
+ * segments more. */
+static void look_segments(ScheduleName name, int ranks, int microbatches, int segments) {
+    Schedule s = made_of_segments(name, ranks, microbatches, segments);
+    Simulation sim;
+    Error err = {0};
+    int all = microbatches * segments;
+    assert_int_equal(s.microbatches, all);
+    assert_order_of_segments(&s);
+    must(schedule_check(&s, &err), &err, "segments");
+    must(simulate(&sim, &s, &unit_costs, &err), &err, "segments");
+    for (int r = 0; r < ranks; r++)
+        assert_int_equal(sim.rank[r].peak_input,
+                         name == PIPE_GPIPE ? all : least(all, ranks - r + segments - 1));
+    if (microbatches >= ranks) assert_true(sim.makespan == 3 * (all + ranks - 1));
+    simulation_free(&sim);
+    lower(&s, 2);
+    must(simulate_transport(&s, TRANSPORT_RENDEZVOUS, &err), &err, "segments");
+    assert_true(schedule_adds_in_order(&s) == (segments == 1));
+    schedule_free(&s);
+}
+
+static void test_segments(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 9; ranks++)
+        for (int microbatches = 1; microbatches <= 12; microbatches++)
+            for (int segments = 1; segments <= 8; segments++) {
+                look_segments(PIPE_1F1B, ranks, microbatches, segments);
+                look_segments(PIPE_GPIPE, ranks, microbatches, segments);
+            }
+}
+
+static void test_schedules_without_segments_refuse_them(void **state) {
+    (void)state;
+    for (int name = 0; name < PIPE_NAMES; name++) {
+        Schedule s;
+        Error err = {0};
+        OrderTerms terms = {.segments = 2};
+        int v = schedule_default_stages_per_rank((ScheduleName)name);
+        if (schedule_takes_segments((ScheduleName)name)) continue;
+        assert_int_equal(schedule_make_on(&s, (ScheduleName)name, 4, 8, v, &terms, &err), ERR_CONFIG);
+        assert_non_null(strstr(err.message, "1f1b and gpipe do"));
+    }
+}
+
+/* Later segments attend to more keys, so each segment has costs of its own. */
+static void test_costs_of_segments(void **state) {
+    (void)state;
+    Schedule s = made_of_segments(PIPE_1F1B, 1, 2, 2);
+    StageCost stages[2] = {{1, 1, 1}, {4, 5, 6}};
+    SimulateCosts costs = {.stages = stages, .segments = 2};
+    Simulation sim;
+    Error err = {0};
+    assert_csv(&s, "0F0,0F1,0B1,0F2,0B0,0F3,0B3,0B2\n");
+    must(simulate(&sim, &s, &costs, &err), &err, "costs");
+    assert_true(sim.makespan == 2 * (3 + 15) && sim.rank[0].cells[1].end == 5 &&
+                sim.rank[0].cells[2].end == 16);
+    simulation_free(&sim);
+    stages[1].weight = -1;
+    assert_int_equal(simulate(&sim, &s, &costs, &err), ERR_CONFIG);
+    schedule_free(&s);
+}
+
 static void test_costs(void **state) {
     (void)state;
     Schedule s = made(PIPE_GPIPE, 2, 2, 1);
@@ -841,6 +932,9 @@ int main(void) {
         cmocka_unit_test(test_table_of_8_ranks),
         cmocka_unit_test(test_limits_are_kept),
         cmocka_unit_test(test_names_of_limits),
+        cmocka_unit_test(test_segments),
+        cmocka_unit_test(test_schedules_without_segments_refuse_them),
+        cmocka_unit_test(test_costs_of_segments),
         cmocka_unit_test(test_orders_follow_costs),
         cmocka_unit_test(test_impossible_limits_are_refused),
         cmocka_unit_test(test_bubble_rates_of_the_paper),

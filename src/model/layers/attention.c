@@ -132,19 +132,24 @@ void *attend_made(const LayerPass *w) { return either(w, QKV, A2A_PACKED); }
 /* Width of a token's keys and values. */
 static int64_t key_width(AttentionShape s) { return 2 * (int64_t)s.kv_heads * s.head_dim; }
 
-/* Rounds the summed gradients of keys and values of `rows` tokens, from token `first` on, and writes them
- * after those of the queries into dqkv, from row `at` on. */
-static void take_partials(const LayerPass *w, int64_t first, int64_t rows, char *dqkv, int64_t at) {
+/* Rounds the summed gradients of keys and values of `rows` tokens and writes them after those of the queries
+ * into dqkv, from row `at` on. */
+static void take_sums(const LayerPass *w, const float *sums, int64_t rows, char *dqkv, int64_t at) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     AttentionShape s = heads_of(w);
     int64_t width = key_width(s), row = attention_whole(s).q_row;
     size_t e = dtype_bytes(m->compute), bytes = (size_t)width * e;
-    const float *partials = w->tensors[KV_PARTIALS];
-    OP(p->device, cast, rows * width, partials + first * width, DTYPE_F32, w->tensors[KEYS], m->compute);
+    OP(p->device, cast, rows * width, sums, DTYPE_F32, w->tensors[KEYS], m->compute);
     OP(p->device, copy_rows, .rows = rows, .bytes = bytes,
        .to = model_at(m, dqkv, at * row + (int64_t)s.heads * s.head_dim), .to_stride = (size_t)row * e,
        .from = w->tensors[KEYS], .from_stride = bytes);
+}
+
+/* The same from KV_PARTIALS, from token `first` on. */
+static void take_partials(const LayerPass *w, int64_t first, int64_t rows, char *dqkv, int64_t at) {
+    const float *partials = w->tensors[KV_PARTIALS];
+    take_sums(w, partials + first * key_width(heads_of(w)), rows, dqkv, at);
 }
 
 /* Whether partial sums of gradients of keys and values are reduced over ranks, after attention's own op. */
@@ -228,17 +233,24 @@ void lse_join(const LayerPass *w, const Collective *c) {
            .from = from + (size_t)rank * (size_t)model_exact_chunks(m) * piece, .from_stride = piece);
 }
 
-void keys_pack(const LayerPass *w, const Collective *c) {
+/* Copies keys and values of `rows` local tokens, from token `at` on, out of QKV to their place among those of
+ * all tokens. */
+static void copy_keys(const LayerPass *w, int64_t at, int64_t rows, void *all, int64_t first) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    size_t e = dtype_bytes(m->compute), bytes = (size_t)model_dim(&m->config, DIM_KEY_VALUE) * e,
-           row = (size_t)model_dim(&m->config, DIM_QKV) * e;
-    const char *own = (const char *)w->tensors[c->from] + (size_t)model_dim(&m->config, DIM_QUERY) * e;
+    int64_t width = model_dim(&m->config, DIM_KEY_VALUE), row = model_dim(&m->config, DIM_QKV);
+    size_t e = dtype_bytes(m->compute);
+    OP(p->device, copy_rows, .rows = rows, .bytes = (size_t)width * e, .to = model_at(m, all, first * width),
+       .to_stride = (size_t)width * e,
+       .from = model_at(m, w->tensors[QKV], at * row + model_dim(&m->config, DIM_QUERY)),
+       .from_stride = (size_t)row * e);
+}
+
+void keys_pack(const LayerPass *w, const Collective *c) {
+    const Model *m = w->pass->model;
     int64_t rows = model_cp_chunk(m);
     for (int i = 0; i < model_cp_chunks(m); i++)
-        OP(p->device, copy_rows, .rows = rows, .bytes = bytes,
-           .to = (char *)w->tensors[c->to] + (size_t)model_cp_chunk_first(m, m->cp.rank, i) * bytes,
-           .to_stride = bytes, .from = own + (size_t)(i * rows) * row, .from_stride = row);
+        copy_keys(w, i * rows, rows, w->tensors[c->to], model_cp_chunk_first(m, m->cp.rank, i));
 }
 
 /* ---- the product, and RoPE if no norm comes in between ---- */
@@ -414,6 +426,12 @@ typedef struct Queries {
     int64_t at;
 } Queries;
 
+/* Whether keys and values are in a tensor of their own. */
+static bool reads_keys_apart(const Model *m) { return m->cp.keys || model_segments(m) > 1; }
+
+/* The segment's first token among those of the microbatch. */
+static int64_t segment_first(const LayerPass *w) { return w->pass->segment * w->pass->model->tokens; }
+
 static Queries queries_of(const LayerPass *w, int run) {
     const Model *m = w->pass->model;
     Queries q = {.s = heads_of(w)};
@@ -421,9 +439,10 @@ static Queries queries_of(const LayerPass *w, int run) {
     q.s.tokens /= model_query_runs(m);
     q.r.first = q.at = run * q.s.tokens;
     q.r.partial = model_has_partials(m);
-    if (!m->cp.keys) return q;
-    q.r.first = model_token(m, m->cp.rank, q.at);
-    q.r.keys = model_all_tokens(m), q.r.kv_row = model_dim(&m->config, DIM_KEY_VALUE);
+    if (!reads_keys_apart(m)) return q;
+    q.r.first = m->cp.keys ? model_token(m, m->cp.rank, q.at) : segment_first(w) + q.at;
+    q.r.keys = m->cp.keys ? model_all_tokens(m) : segment_first(w) + m->tokens;
+    q.r.kv_row = model_dim(&m->config, DIM_KEY_VALUE);
     return q;
 }
 
@@ -432,7 +451,8 @@ static const void *queries_at(const LayerPass *w, const Queries *q) {
 }
 static const void *keys_of(const LayerPass *w, const Queries *q) {
     const Model *m = w->pass->model;
-    return m->cp.keys ? w->tensors[KEYS] : model_at(m, w->tensors[QKV], (int64_t)q->s.heads * q->s.head_dim);
+    if (reads_keys_apart(m)) return w->tensors[m->cp.keys ? KEYS : SEGMENT_KEYS];
+    return model_at(m, w->tensors[QKV], (int64_t)q->s.heads * q->s.head_dim);
 }
 /* Its rows of a tensor [queries, H*D]. */
 static void *results_at(const LayerPass *w, const Queries *q, const void *tensor) {
@@ -454,10 +474,13 @@ static void attend_run(const LayerPass *w, int run) {
 /* Training attends within the microbatch, by first_key. Generation attends to the cache, which has one
  * sequence and so needs no first_key. */
 void attend_forward(const LayerPass *w) {
-    if (w->pass->cache)
+    const Model *m = w->pass->model;
+    if (w->pass->cache) {
         attend_to_cache(w, heads_of(w), w->tensors[QKV], w->tensors[ATTENDED]);
-    else
-        for (int i = 0; i < model_query_runs(w->pass->model); i++) attend_run(w, i);
+        return;
+    }
+    if (model_segments(m) > 1) copy_keys(w, 0, m->tokens, w->tensors[SEGMENT_KEYS], segment_first(w));
+    for (int i = 0; i < model_query_runs(m); i++) attend_run(w, i);
 }
 
 /* Gives each split its copy of the KV heads that it shares with others. Copies of one head are adjacent. */
@@ -522,6 +545,72 @@ static void add_partials(const LayerPass *w, int first, int count, float *to) {
     OP(w->pass->device, sum_partials, elements, 2, ops, to);
 }
 
+/* ---- segments ---- */
+
+/* The sums of gradients of keys and values while a microbatch's backward passes go down through its segments.
+ * With exact chunks, runs of queries are added in the order of add_partials, in which a run and its mirror
+ * image are a pair: the upper half of the runs wait, each as the sum of its pair; then each run of the lower
+ * half completes a pair, and pairs are added as far as the tree goes. Runs that have not come yet see none of
+ * the segment's keys: in the tree their terms are zeros, and left out. Without exact chunks there is one sum,
+ * in the order of the passes. */
+typedef struct KeySums {
+    const LayerPass *w;
+    float *sums; /* [pairs, tokens of the microbatch, width] */
+    int64_t keys, width, apart;
+    int runs, pairs, lowest; /* of the microbatch; the lowest run so far */
+} KeySums;
+
+static float *key_sum(const KeySums *k, int pair) { return k->sums + pair * k->apart; }
+
+/* Adds rows of two sums into the first. */
+static void add_key_sums(const KeySums *k, int64_t first, int64_t rows, float *to, const float *from) {
+    const float *ops[2] = {to + first * k->width, from + first * k->width};
+    OP(k->w->pass->device, sum_partials, rows * k->width, 2, ops, to + first * k->width);
+}
+
+/* A run of the microbatch, `local` of the segment. */
+static void add_run(const KeySums *k, int run, int local) {
+    bool begins =
+        k->runs == 1 ? k->w->pass->segment == model_segments(k->w->pass->model) - 1 : run >= k->pairs;
+    int pair = k->runs == 1 ? 0 : run < k->pairs ? run : k->runs - 1 - run;
+    float *made = begins ? key_sum(k, pair) : k->w->tensors[KV_PARTIALS];
+    run_backward(k->w, local, made);
+    if (begins) return;
+    add_key_sums(k, 0, k->keys, key_sum(k, pair), made);
+    for (int n = 1; pair % (2 * n) == 0 && pair + 2 * n <= k->pairs; n *= 2)
+        add_key_sums(k, 0, k->keys, key_sum(k, pair), key_sum(k, pair + n));
+}
+
+/* Adds up the segment's own rows of `count` pairs, which are a subtree, into the first of them; false: none
+ * of them has begun. */
+static bool add_pairs(const KeySums *k, int first, int count) {
+    int half = count / 2, begun = k->runs - k->lowest;
+    if (first >= begun) return false;
+    if (count == 1 || first >= k->lowest) return true;
+    add_pairs(k, first, half);
+    if (add_pairs(k, first + half, half))
+        add_key_sums(k, segment_first(k->w), k->w->pass->model->tokens, key_sum(k, first),
+                     key_sum(k, first + half));
+    return true;
+}
+
+static void attend_segment_backward(const LayerPass *w, char *dqkv) {
+    const Model *m = w->pass->model;
+    int local = model_query_runs(m), segment = w->pass->segment;
+    Queries q = queries_of(w, 0);
+    KeySums k = {.w = w,
+                 .sums = w->tensors[SEGMENT_SUMS],
+                 .keys = q.r.keys,
+                 .width = key_width(q.s),
+                 .apart = model_all_tokens(m) * key_width(q.s),
+                 .runs = m->cp.exact_chunks > 0 ? m->cp.exact_chunks : 1,
+                 .pairs = model_segment_sums(m),
+                 .lowest = segment * local};
+    for (int i = local - 1; i >= 0; i--) add_run(&k, k.lowest + i, i);
+    if (k.runs > 1) add_pairs(&k, 0, k.pairs);
+    take_sums(w, k.sums + segment_first(w) * k.width, m->tokens, dqkv, 0);
+}
+
 /* For local tokens and all heads, also with the CP all-to-all. A run is an exact chunk, or lies in one. */
 static void sinks_backward(const LayerPass *w) {
     const Pass *p = w->pass;
@@ -548,6 +637,10 @@ void attend_backward(const LayerPass *w, Grads grads) {
     char *dqkv = either(w, DQKV, A2A_RECEIVED);
     if (!(grads & DGRAD)) return;
     sinks_backward(w);
+    if (model_segments(m) > 1) {
+        attend_segment_backward(w, dqkv);
+        return;
+    }
     if (!model_has_partials(m)) {
         run_backward(w, 0, model_at(m, dqkv, (int64_t)q.s.heads * q.s.head_dim));
         return;

@@ -23,6 +23,13 @@
  *
  * KV_PARTIALS and KEYS also exist, for the backward pass only, wherever queries come in several runs.
  *
+ * Segments: SEGMENT_KEYS has keys and values of all segments of a microbatch so far. The backward pass of a
+ * segment adds the gradients of the keys that it attends to, which KV_PARTIALS takes first, to SEGMENT_SUMS.
+ * Those of its own keys are complete then, since only later segments attend to them:
+ *
+ *     forward    QKV -> SEGMENT_KEYS  attention
+ *     backward   attention  KV_PARTIALS + SEGMENT_SUMS -> SEGMENT_SUMS -> KEYS -> DQKV
+ *
  * With more splits than KV heads, the queries of several splits share a KV head, and gradients of keys and
  * values are sums over these splits. SPREAD gives each local split its own copy of the KV head. KV_PARTIALS
  * then has one block per split; APART regroups it for the sum, which goes to KV_PARTIALS. Ranks with replicas
@@ -52,6 +59,8 @@ enum {
     APART,
     LOCAL_LSE,
     A2A_RECEIVED_LSE,
+    SEGMENT_KEYS,
+    SEGMENT_SUMS,
     ATTENTION_TENSORS
 };
 /* All but QKV and DQKV, which differ between layers; LSE is [H, T]. */
@@ -70,8 +79,13 @@ enum {
                    .element = ELEMENT_FP32,                                                              \
                    .life = LIFE_SCRATCH,                                                                 \
                    .need = NEED_HEAD_SUMS},                                                              \
-    [A2A_RECEIVED_LSE] = {                                                                               \
-        .width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_HEAD_SUMS}
+    [A2A_RECEIVED_LSE] = {.width = DIM_HEADS,                                                            \
+                          .element = ELEMENT_FP32,                                                       \
+                          .life = LIFE_SCRATCH,                                                          \
+                          .need = NEED_HEAD_SUMS},                                                       \
+    [SEGMENT_KEYS] = {EXTENT_MICROBATCH, DIM_KEY_VALUE, .life = LIFE_SEGMENTS, .need = NEED_SEGMENTS},   \
+    [SEGMENT_SUMS] = {EXTENT_SEGMENT_SUMS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SEGMENTS_BACKWARD,          \
+                      .need = NEED_SEGMENTS}
 
 /* Collectives around attention, which is op `op` and reads the results of the op before it. */
 #define ATTENTION_COLLECTIVES(op)                                                                            \

@@ -37,10 +37,14 @@ typedef enum Grads { DGRAD = 1, WGRAD = 2, BOTH_GRADS = 3 } Grads;
 
 /* Under which policy a result of the forward pass is saved for the backward pass (memory: regions.c). */
 typedef enum Lifetime {
-    LIFE_INPUT,  /* always: the unit's input, and results that are never recomputed */
-    LIFE_SAVED,  /* unless everything is recomputed */
-    LIFE_CHEAP,  /* only when nothing is recomputed */
-    LIFE_SCRATCH /* never: dead after the pass that makes it */
+    LIFE_INPUT,   /* always: the unit's input, and results that are never recomputed */
+    LIFE_SAVED,   /* unless everything is recomputed */
+    LIFE_CHEAP,   /* only when nothing is recomputed */
+    LIFE_SCRATCH, /* never: dead after the pass that makes it */
+    /* One tensor for all segments of a microbatch: from its first forward pass to its last backward pass, or
+     * in its backward passes. */
+    LIFE_SEGMENTS,
+    LIFE_SEGMENTS_BACKWARD
 } Lifetime;
 
 /* Rows of a tensor. */
@@ -57,18 +61,21 @@ typedef enum Extent {
     EXTENT_SPLIT_WORKED,      /* rows of a dispatch chunk, for each local split */
     EXTENT_KEYS,              /* keys that attention reads */
     EXTENT_KEY_SPLITS,        /* EXTENT_KEYS for each local split that shares a KV head: model_key_splits */
-    EXTENT_PARTIALS,          /* EXTENT_KEY_SPLITS for each live partial sum: model_partial_depth */
-    EXTENT_ROW_SUMS,          /* two (queries, keys) for each token and split of all ranks */
-    EXTENT_LOCAL_ROW_SUMS,    /* two for each token and local split */
-    EXTENT_STARTS,            /* states that Mamba-2 saves, one for each scan chunk */
-    EXTENT_MAMBA_CHUNK,       /* tokens of a scan chunk, at most, in whole blocks: mamba_scratch_rows */
-    EXTENT_EXACT_CHUNKS,      /* one for each exact chunk of tokens */
-    EXTENT_PIECES,            /* one for each routing piece of tokens */
-    EXTENT_LOCAL_PIECES,      /* those whose rows this rank makes */
-    EXTENT_ORDERS,            /* two for each row of a dispatch chunk */
-    EXTENT_SEQUENCES,         /* one for each sequence of all ranks */
-    EXTENT_RECORDS,           /* four numbers of the loss for each token and split of all ranks */
-    EXTENT_ADAPTER,           /* r of adapters */
+    /* EXTENT_KEY_SPLITS for each live partial sum: model_partial_depth; with segments, all keys once */
+    EXTENT_PARTIALS,
+    EXTENT_MICROBATCH,     /* tokens of all segments */
+    EXTENT_SEGMENT_SUMS,   /* EXTENT_MICROBATCH for each partial sum: model_segment_sums */
+    EXTENT_ROW_SUMS,       /* two (queries, keys) for each token and split of all ranks */
+    EXTENT_LOCAL_ROW_SUMS, /* two for each token and local split */
+    EXTENT_STARTS,         /* states that Mamba-2 saves, one for each scan chunk */
+    EXTENT_MAMBA_CHUNK,    /* tokens of a scan chunk, at most, in whole blocks: mamba_scratch_rows */
+    EXTENT_EXACT_CHUNKS,   /* one for each exact chunk of tokens */
+    EXTENT_PIECES,         /* one for each routing piece of tokens */
+    EXTENT_LOCAL_PIECES,   /* those whose rows this rank makes */
+    EXTENT_ORDERS,         /* two for each row of a dispatch chunk */
+    EXTENT_SEQUENCES,      /* one for each sequence of all ranks */
+    EXTENT_RECORDS,        /* four numbers of the loss for each token and split of all ranks */
+    EXTENT_ADAPTER,        /* r of adapters */
     EXTENT_ONE
 } Extent;
 typedef enum Element {
@@ -84,6 +91,7 @@ typedef enum Need {
     NEED_ALWAYS,
     NEED_CP_ALL_TO_ALL,   /* CP exchanges tokens for heads */
     NEED_KEYS,            /* CP all-gathers keys and values */
+    NEED_SEGMENTS,        /* passes are over segments of a microbatch */
     NEED_PARTIALS,        /* gradients of keys are sums of partial sums: model_has_partials */
     NEED_KEY_SPLITS,      /* several local splits share a KV head: model_key_splits */
     NEED_ROW_SUMS,        /* splits > 1, in a layer that norms all heads of a token as one row */
