@@ -678,7 +678,7 @@ static void check_mamba_shape(Device *d, MambaShape s, int pattern, Dtype c) {
 
 /* Pieces with a state give the bits of one call. */
 static void check_mamba_state(Device *d, MambaShape s, Dtype c) {
-    int64_t n = mamba_outputs(s), row = s.heads * s.head_dim, states = mamba_state_at(&s, s.heads, 0);
+    int64_t n = mamba_outputs(s), row = s.heads * s.head_dim, states = mamba_carried(&s);
     MambaTensors from = mamba_random(s, c);
     void *y = tensor(n, c), *whole = tensor(n, c);
     float *state = tensor(states, DTYPE_F32), *starts = tensor(mamba_states(s), DTYPE_F32);

@@ -112,10 +112,10 @@ typedef struct Kernels {
     void (*scan_forward)(const ScanForwardArgs *o, int64_t first, int64_t count);
     void (*scan_gate)(ScanShape s, const void *gate, const float *h, void *out, Dtype c);
     void (*scan_backward)(const ScanBackwardArgs *o, int64_t first, int64_t count);
-    /* A head's chunk. Backward is four steps, one after another, each for a batch of chunks: what a group's
-     * heads share, for blocks of MAMBA_BLOCK tokens from the chunk's `from`-th; heads; then dC and dB, sums
-     * over heads, blockwise. */
-    void (*mamba_forward)(const MambaRun *r, int64_t head, const MambaChunk *k);
+    /* A head's chunk. Forward takes and returns the factor e of its state. Backward is four steps for a batch
+     * of chunks: what a group's heads share, for blocks of MAMBA_BLOCK tokens from the chunk's `from`-th;
+     * heads; then dC and dB, sums over heads, blockwise. */
+    float (*mamba_forward)(const MambaRun *r, int64_t head, const MambaChunk *k, float e);
     void (*mamba_scores)(const MambaRun *r, int64_t group, const MambaChunk *k, int64_t from);
     void (*mamba_backward)(const MambaRun *r, int64_t head, const MambaChunk *k);
     void (*mamba_sum_C)(const MambaRun *r, int64_t group, const MambaChunk *k, int64_t from);

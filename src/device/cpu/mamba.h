@@ -2,6 +2,14 @@
  * row is an independent chain from token to token, held in registers, and y needs no sums across lanes. A
  * sequence that is processed in pieces gets the same bits as in one call.
  *
+ * A state S is kept as a number e times R. With e_t = keep_t e_{t-1},
+ *
+ *     R_t = R_{t-1} + (step_t / e_t) x_t B_t^T      y_t = e_t R_t C_t + D x_t
+ *
+ * which takes two instructions for a vector of the state, where S itself takes three. When e_t falls below
+ * MAMBA_LEAST, R is multiplied by it, and e is 1 again. That depends on the document's tokens only, as R
+ * and e are carried from chunk to chunk.
+ *
  * At the first token of a document the state's factor `keep` is 0; nothing else here depends on where
  * documents begin. Part of kernels_all.h. */
 
@@ -39,6 +47,24 @@ INLINE void mamba_steps(const MambaRun *r, int64_t head, int64_t first, int64_t 
         if (scan_begins(r->first_key, first + t)) out->keep[t] = 0;
 }
 
+/* Of each token: e after it, and whether R was multiplied, by keep[t]. x / MAMBA_LEAST has to be finite. */
+#define MAMBA_LEAST 0x1p-30f
+typedef struct MambaScales {
+    float e[MAMBA_CHUNK];
+    bool folds[MAMBA_CHUNK];
+} MambaScales;
+
+/* From e before the chunk; returns that after it. */
+INLINE float mamba_scales(MambaSteps *m, float e, MambaScales *out) {
+    for (int64_t t = 0; t < m->count; t++) {
+        e *= m->keep[t];
+        out->folds[t] = e < MAMBA_LEAST;
+        if (out->folds[t]) m->keep[t] = e, e = 1;
+        out->e[t] = e;
+    }
+    return e;
+}
+
 /* ---- blocks ---- */
 
 /* A block: MAMBA_ROWS rows of the state, in lanes, and a slice of MAMBA_SLICE numbers of each. It stays in
@@ -65,34 +91,51 @@ INLINE void mamba_sides(const MambaRun *r, const MambaSteps *m, const void *tens
     }
 }
 
-/* Rows p .. p+rows-1: for the chunk's tokens step_t x_t, and y; and the state. */
+/* Rows p .. p+rows-1: for the chunk's tokens step_t / e_t x_t, and R C; and R. */
 typedef struct MambaRows {
     int64_t p, rows;
     float input[MAMBA_CHUNK][MAMBA_ROWS], y[MAMBA_CHUNK][MAMBA_ROWS];
     float state[MAMBA_STATE][MAMBA_ROWS];
 } MambaRows;
 
-/* y begins with D x. */
-INLINE void mamba_rows(const MambaRun *r, const MambaSteps *m, int64_t p, MambaRows *k, Dtype c) {
-    const float skip = r->in.D[m->head];
+INLINE void mamba_rows(const MambaRun *r, const MambaSteps *m, const MambaScales *scales, int64_t p,
+                       MambaRows *k, Dtype c) {
     k->p = p, k->rows = min_i64(MAMBA_ROWS, r->s.head_dim - p);
     for (int64_t t = 0; t < m->count; t++) {
         const void *from = tensor_at(r->in.x, mamba_x_at(&r->s, m->first + t, m->head, p), c);
+        const float factor = m->step[t] / scales->e[t];
         UNROLL for (int64_t v = 0; v < MAMBA_ROWS; v += VLEN) {
-            Vec x = mamba_get(from, v, k->rows, c);
-            vec_store(k->input[t] + v, m->step[t] * x);
-            vec_store(k->y[t] + v, skip * x);
+            vec_store(k->input[t] + v, factor * mamba_get(from, v, k->rows, c));
+            vec_store(k->y[t] + v, (Vec){0});
         }
     }
 }
 
-/* Saved states are rows of N numbers. In generation a state is read and written for every token, so it lies
- * as it is used: the rows' first numbers, then their second ones. */
-INLINE void mamba_load(const MambaRun *r, const float *before, MambaRows *k) {
+/* y = e R C + D x, of all tokens. */
+INLINE void mamba_put_rows(const MambaRun *r, const MambaSteps *m, const MambaScales *scales,
+                           const MambaRows *k, Dtype c) {
+    const float skip = r->in.D[m->head];
+    for (int64_t t = 0; t < m->count; t++) {
+        const void *from = tensor_at(r->in.x, mamba_x_at(&r->s, m->first + t, m->head, k->p), c);
+        void *to = tensor_to(r->y, mamba_y_at(&r->s, m->first + t, m->head, k->p), c);
+        const Vec e = vec_set(scales->e[t]);
+        UNROLL for (int64_t v = 0; v < MAMBA_ROWS; v += VLEN)
+            mamba_put(to, v, k->rows, c,
+                      vec_multiply_add(skip * mamba_get(from, v, k->rows, c), e, vec_load(k->y[t] + v)));
+    }
+}
+
+/* In generation R is read and written for every token, so it lies as it is used: the rows' first numbers,
+ * then their second ones. Otherwise it lies as rows of N numbers, where the backward pass reads S: once
+ * loaded, R is replaced by e R. */
+INLINE void mamba_load(const MambaRun *r, float *before, float e, MambaRows *k) {
     const int64_t n = r->s.state;
     if (!before || !r->state) memset(k->state, 0, (size_t)mamba_whole(n) * sizeof *k->state);
-    if (before && !r->state)
+    if (before && !r->state) {
         transpose_block((MatrixView){before, k->rows, n, n}, k->state[0], MAMBA_ROWS, 1, DTYPE_F32);
+        EACH_VECTOR(i, left, k->rows * n)
+        put(before, i, left, DTYPE_F32, e * get(before, i, left, DTYPE_F32));
+    }
     for (int64_t i = 0; r->state && i < mamba_whole(n); i++)
         UNROLL for (int64_t v = 0; v < MAMBA_ROWS; v += VLEN) vec_store(
             k->state[i] + v, i < n ? mamba_get(before + i * k->rows, v, k->rows, DTYPE_F32) : (Vec){0});
@@ -107,13 +150,17 @@ INLINE void mamba_store(const MambaRun *r, const MambaRows *k, float *after) {
 
 /* ---- forward ---- */
 
-/* Advances a slice, the numbers from n on, through the chunk; adds to y. */
-INLINE void mamba_advance(const MambaSteps *m, MambaRows *k, MambaSides B, MambaSides C, int64_t n) {
+/* Advances a slice, the numbers from n on, through the chunk; adds to R C. */
+INLINE void mamba_advance(const MambaSteps *m, const bool *folds, MambaRows *k, MambaSides B, MambaSides C,
+                          int64_t n) {
     MambaBlock now;
     UNROLL for (int64_t i = 0; i < MAMBA_SLICE; i++) UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++)
         now[i][v] = vec_load(k->state[n + i] + v * VLEN);
     for (int64_t t = 0; t < m->count; t++) {
-        Vec keep = vec_set(m->keep[t]), input[MAMBA_WIDE], y[MAMBA_WIDE];
+        Vec input[MAMBA_WIDE], y[MAMBA_WIDE];
+        if (folds[t])
+            UNROLL for (int64_t i = 0; i < MAMBA_SLICE; i++) UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++)
+                now[i][v] *= m->keep[t];
         UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) {
             input[v] = vec_load(k->input[t] + v * VLEN);
             y[v] = vec_load(k->y[t] + v * VLEN);
@@ -121,7 +168,7 @@ INLINE void mamba_advance(const MambaSteps *m, MambaRows *k, MambaSides B, Mamba
         UNROLL for (int64_t i = 0; i < MAMBA_SLICE; i++) {
             Vec b = vec_set(B[t][n + i]), c = vec_set(C[t][n + i]);
             UNROLL for (int64_t v = 0; v < MAMBA_WIDE; v++) {
-                now[i][v] = vec_multiply_add(keep * now[i][v], input[v], b);
+                now[i][v] = vec_multiply_add(now[i][v], input[v], b);
                 y[v] = vec_multiply_add(y[v], now[i][v], c);
             }
         }
@@ -131,28 +178,28 @@ INLINE void mamba_advance(const MambaSteps *m, MambaRows *k, MambaSides B, Mamba
         vec_store(k->state[n + i] + v * VLEN, now[i][v]);
 }
 
-INLINE void mamba_forward_typed(const MambaRun *r, int64_t head, const MambaChunk *chunk, Dtype c) {
+INLINE float mamba_forward_typed(const MambaRun *r, int64_t head, const MambaChunk *chunk, float e, Dtype c) {
     MambaSides B, C;
     MambaSteps m;
+    MambaScales scales;
     MambaRows k;
     mamba_steps(r, head, chunk->first, chunk->count, &m, c);
+    const float after = mamba_scales(&m, e, &scales);
     mamba_sides(r, &m, r->in.B, B, c);
     mamba_sides(r, &m, r->in.C, C, c);
     for (int64_t p = 0; p < r->s.head_dim; p += MAMBA_ROWS) {
         const int64_t at = mamba_state_at(&r->s, head, p);
-        mamba_rows(r, &m, p, &k, c);
-        mamba_load(r, chunk->before ? chunk->before + at : NULL, &k);
-        for (int64_t n = 0; n < r->s.state; n += MAMBA_SLICE) mamba_advance(&m, &k, B, C, n);
+        mamba_rows(r, &m, &scales, p, &k, c);
+        mamba_load(r, chunk->before ? chunk->before + at : NULL, e, &k);
+        for (int64_t n = 0; n < r->s.state; n += MAMBA_SLICE) mamba_advance(&m, scales.folds, &k, B, C, n);
         if (chunk->after) mamba_store(r, &k, chunk->after + at);
-        for (int64_t t = 0; t < m.count; t++) {
-            void *to = tensor_to(r->y, mamba_y_at(&r->s, chunk->first + t, head, p), c);
-            UNROLL for (int64_t v = 0; v < MAMBA_ROWS; v += VLEN)
-                mamba_put(to, v, k.rows, c, vec_load(k.y[t] + v));
-        }
+        mamba_put_rows(r, &m, &scales, &k, c);
     }
+    return after;
 }
-static void mamba_forward(const MambaRun *r, int64_t head, const MambaChunk *k) {
-    BY_DTYPE(r->c, mamba_forward_typed, r, head, k);
+static float mamba_forward(const MambaRun *r, int64_t head, const MambaChunk *k, float e) {
+    return r->c == DTYPE_F32 ? mamba_forward_typed(r, head, k, e, DTYPE_F32)
+                             : mamba_forward_typed(r, head, k, e, DTYPE_BF16);
 }
 
 /* ---- gradients of steps; the rest of the backward pass is in mamba_chunks.h ---- */

@@ -72,15 +72,23 @@ static MambaChunk chunk_to(const MambaRun *r, int64_t end) {
     return chunk_between(r, document + chunks * MAMBA_CHUNK, end);
 }
 
+/* The factors of heads' states in generation, after the states. */
+static float *factors_of(const MambaRun *r) {
+    return r->state ? r->state + mamba_state_at(&r->s, r->s.heads, 0) : NULL;
+}
+
 /* Heads are independent: in forward, a piece is one head, through all tokens. */
 static void mamba_forward(Device *d, const MambaForwardArgs *o) {
     MambaRun r = mamba_forward_run(o);
+    float *factors = factors_of(&r);
     EACH_PIECE(d, head, o->s.heads, 1) {
+        float factor = factors ? factors[head] : 0;
         for (int64_t first = 0; first < o->s.tokens;) {
             MambaChunk k = chunk_from(&r, first);
-            kernels_of(d)->mamba_forward(&r, head, &k);
+            factor = kernels_of(d)->mamba_forward(&r, head, &k, factor);
             first += k.count;
         }
+        if (factors) factors[head] = factor;
     }
     mamba_profile(d, OP_MAMBA_FORWARD, &o->s);
 }

@@ -72,9 +72,10 @@ INLINE void conv_move_tail(const ConvInputs *in, int64_t first, int64_t count, D
 }
 
 /* A block of tokens stays in the first-level cache while the vectors of a row take turns. */
-#define EACH_SCAN_BLOCK(t, end, tokens)                                  \
-    for (int64_t t = 0, end = min_i64(SCAN_BLOCK, tokens); t < (tokens); \
-         t = end, end = min_i64(end + SCAN_BLOCK, tokens))
+#define EACH_BLOCK(t, end, tokens, size)                           \
+    for (int64_t t = 0, end = min_i64(size, tokens); t < (tokens); \
+         t = end, end = min_i64(end + (size), tokens))
+enum { CONV_BLOCK = 8 }; /* forward; backward's is that of its sums */
 
 /* Tokens v.t .. end-1. */
 INLINE void conv_forward_block(const ConvInputs *in, void *y, Channels v, int64_t end, const int taps,
@@ -91,7 +92,7 @@ INLINE void conv_forward_block(const ConvInputs *in, void *y, Channels v, int64_
 INLINE void conv_forward_typed(const ConvForwardArgs o, int64_t first, int64_t count, const int taps,
                                Dtype c) {
     const ConvInputs in = {o.s, o.x, o.w, o.first_key, o.tail, c};
-    EACH_SCAN_BLOCK(t, end, in.s.tokens)
+    EACH_BLOCK(t, end, in.s.tokens, CONV_BLOCK)
     EACH_VECTOR(i, left, count)
     conv_forward_block(&in, o.y, (Channels){t, first + i, left}, end, taps, c);
     if (in.tail) conv_move_tail(&in, first, count, c);
@@ -169,7 +170,7 @@ INLINE void conv_backward_typed(const ConvBackwardArgs o, int64_t first, int64_t
                                 Dtype c) {
     ConvSums sums;
     memset(&sums, 0, sizeof sums);
-    EACH_SCAN_BLOCK(t, end, o.s.tokens)
+    EACH_BLOCK(t, end, o.s.tokens, SCAN_BLOCK)
     EACH_VECTOR(i, left, count)
     conv_backward_block(&o, (Channels){t, first + i, left}, end, i, &sums, taps, c);
     EACH_VECTOR(i, left, count) {

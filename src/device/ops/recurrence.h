@@ -59,6 +59,7 @@ typedef struct MambaShape {
     int64_t row, dt_row;     /* elements between tokens in x, B and C, and in dt; in gradients likewise */
 } MambaShape;
 enum { MAMBA_CHUNK = 128, MAMBA_STATE = 256 };
+static inline int64_t mamba_carried(const MambaShape *s) { return s->heads * (s->head_dim * s->state + 1); }
 static inline int64_t mamba_starts(int64_t tokens) { return (tokens + MAMBA_CHUNK - 1) / MAMBA_CHUNK; }
 
 /* Scratch of backward, in floats: rows of tokens, whole blocks of MAMBA_BLOCK up to a chunk, by the numbers
@@ -149,14 +150,14 @@ typedef struct ScanBackwardArgs {
     Dtype c;
 } ScanBackwardArgs;
 
-/* As scan_forward, with a state [H, P, N]. Each row of the state advances by itself from token to token,
- * so a sequence processed in several calls has the bits of one call. starts: states that backward reads; a
- * device chooses before which tokens. */
+/* As scan_forward, with a state [H, P, N] and a number more per head, for the device. Each row advances by
+ * itself from token to token, so a sequence processed in several calls has the bits of one call. starts:
+ * states that backward reads; a device chooses before which tokens. */
 typedef struct MambaForwardArgs {
     MambaShape s;
     MambaInputs in;
     const int32_t *first_key; /* [T] or NULL */
-    float *state;             /* [H, P, N] or NULL */
+    float *state;             /* [mamba_carried] or NULL */
     float *starts;            /* [mamba_starts(T), H, P, N], written */
     void *y;                  /* [T, H*P] c */
     Dtype c;

@@ -162,11 +162,15 @@ static GatedNorm norm_of(const LayerPass *w) {
                        .eps = (float)c->rms_norm_eps};
 }
 
-/* ---- state of generation: S, then the tail of the convolution ---- */
+/* ---- state of generation: that of the scan (mamba_carried), then the tail of the convolution ---- */
+
+static int64_t carried_by_scan(const ModelConfig *c) {
+    return model_dim(c, DIM_MAMBA_STATES) + model_dim(c, DIM_MAMBA_HEADS);
+}
 
 static int64_t carried(const ModelConfig *c) {
     int64_t tail = c->conv_size > 1 ? (c->conv_size - 1) * model_dim(c, DIM_MAMBA_READ) : 0;
-    return model_dim(c, DIM_MAMBA_STATES) + tail;
+    return carried_by_scan(c) + tail;
 }
 
 /* ---- ops ---- */
@@ -186,7 +190,7 @@ static void conv_forward(const LayerPass *w) {
     float *carries = carried_of(w);
     if (!param_at(w, TAPS)) return;
     OP(p->device, conv_forward, .s = conv_of(w), .x = after_gate(w, RAW), .w = vector_of(w, TAPS),
-       .first_key = documents_of(w), .tail = carries ? carries + dim(w, DIM_MAMBA_STATES) : NULL,
+       .first_key = documents_of(w), .tail = carries ? carries + carried_by_scan(&p->model->config) : NULL,
        .y = w->tensors[CONVOLVED], .c = p->model->compute);
 }
 
