@@ -1,4 +1,4 @@
-/* Starts ranks through mpirun.
+/* Starts ranks through mpirun, or through weft's own launcher for sockets (launcher_own).
  *
  * The stop signals and SIGCHLD are blocked and read from a descriptor alongside mpirun's stderr, so that one
  * poll waits for both.

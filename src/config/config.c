@@ -139,7 +139,7 @@ static ErrorCode check_rampup(const Config *c, const OptionSet *set, Error *err)
     return OK;
 }
 
-static ErrorCode check_spans(const Config *c, const OptionSet *set, Error *err) {
+static ErrorCode check_exact_chunks(const Config *c, const OptionSet *set, Error *err) {
     if (c->numerics.cp_invariant_up_to == 0 || c->numerics.mode == NUMERICS_EXACT) return OK;
     return options_fail(set, "numerics.cp_invariant_up_to", err,
                         "%lld, which is of numerics.mode: exact; in fast numerics the ranks of mesh.cp "
@@ -549,7 +549,7 @@ static ErrorCode complete(Config *c, OptionSet *set, FindModel find, Error *err)
     TRY(take_momentum(c, set, err));
     TRY(check_schedule(c, set, err));
     TRY(check_rampup(c, set, err));
-    TRY(check_spans(c, set, err));
+    TRY(check_exact_chunks(c, set, err));
     TRY(check_segments(c, set, err));
     TRY(check_noise(c, set, err));
     TRY(check_lora(c, set, err));

@@ -49,7 +49,7 @@ typedef struct NumericsOptions {
     int mode;                    /* Numerics */
     int64_t tp_invariant_up_to;  /* partials of sums over mesh.tp; 0: its degree when the run began */
     int64_t etp_invariant_up_to; /* partials of sums over the width of experts; 0: 1 or as over mesh.tp */
-    int64_t cp_invariant_up_to;  /* token spans of a microbatch in exact sums; 0: what mesh.cp needs then */
+    int64_t cp_invariant_up_to;  /* exact chunks of a microbatch; 0: what mesh.cp needs then */
 } NumericsOptions;
 
 typedef struct CheckpointOptions {

@@ -64,7 +64,8 @@ typedef struct ChatLine {
 
 /* Encodes a line in any form of data/chat_form.h. "tools" and "chat_template_kwargs" are passed to the
  * template. Appends the ids of the line's documents and their ends, and adds the bytes of text. The
- * vocabulary size is added to each id that is trained on. Thread-safe. */
+ * vocabulary size is added to each id that is trained on; split_ids (packing.c) makes the target -1 of the
+ * others. Thread-safe. */
 ErrorCode chat_encode_line(const Chat *c, const ChatLine *line, const char *data, size_t length,
                            TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err);
 /* The same in two steps, for lines that may be large: the line's text can be freed between them. Parsing

@@ -27,11 +27,10 @@
  * each local exact chunk; each is rounded by itself.
  *
  * With expert parallelism (mesh.ep), local experts make a gradient for the tokens of each rank of ep (with
- * mesh.etp 1, of all ranks of tp together: they are one source). In
- * fixed point each is rounded by itself, from the same memory. In a slot they are added up as they come, in
- * the canonical tree: those of a dispatch chunk by the products themselves, those of several chunks with
- * log2(ep) partial sums that wait. In the sums of the step there is one sum for each rank, and these are
- * added up before the reduction.
+ * mesh.etp 1, of all ranks of tp together: they are one source). In fixed point each is rounded by itself,
+ * from the same memory. In a slot they are added up as they come, in the canonical tree: those of a dispatch
+ * chunk by the products themselves, those of several chunks with log2(ep) partial sums that wait. In the sums
+ * of the step there is one sum for each rank, and these are added up before the reduction.
  *
  * At the end `owned` points to this rank's shard of each flat. A bit of `started` says whether a flat's sums
  * were written in this step, because the first contribution must overwrite them instead of adding.

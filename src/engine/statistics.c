@@ -6,8 +6,9 @@
  *     statistics_read          ops compute the figures of each gradient; the host waits once for everything
  *     statistics_set_optimizer uploads the resulting scalars, for UPDATE
  *
- * These are the only waits of a step for the device, whatever the model and the number of microbatches: one,
- * or two where the powers of a norm need the largest |g| of all ranks first. */
+ * Without ep (dispatch.c), and outside probed and skipped steps (probe.c, origin.c), these are the only waits
+ * of a step for the device, whatever the model and the number of microbatches: one, or two where the powers
+ * of a norm need the largest |g| of all ranks first. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

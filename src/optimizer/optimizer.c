@@ -6,8 +6,8 @@
  * passed with each call.
  *
  * To add an optimizer: an op with its reference (device/ops/optimizer.h), an entry here, its name in
- * optimizer.kind. Memory plan, checkpoints, replica checks, inspection and the groups' messages read the
- * entry. */
+ * OPTIMIZER_NAMES (optimizer/options.h). Memory plan, checkpoints, replica checks, inspection and the groups'
+ * messages read the entry. */
 #include "optimizer/optimizer.h"
 
 #include <math.h>

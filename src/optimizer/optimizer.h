@@ -1,6 +1,6 @@
 /* Optimizers, as a table: the states each keeps per element, the settings it reads, its cost, and the op it
  * enqueues. Memory plan, checkpoints, replica checks and inspection read the table. To add an optimizer, add
- * an entry, its op, and its name in optimizer.kind. */
+ * an entry, its op, and its name in OPTIMIZER_NAMES (optimizer/options.h). */
 #ifndef WEFT_OPTIMIZER_OPTIMIZER_H
 #define WEFT_OPTIMIZER_OPTIMIZER_H
 

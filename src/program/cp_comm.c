@@ -59,7 +59,8 @@ void cp_comm_describe(const CpCommSpec *s, Text *out) {
         text_printf(out, " (auto: %d ranks cannot share %lld key and value heads)", s->cp,
                     (long long)key_heads(s));
     else if (!keys_fit(s))
-        text_puts(out, " (auto: the tokens of a microbatch, or their spans, cannot be split for all_gather)");
+        text_puts(out,
+                  " (auto: the tokens of a microbatch, or its exact chunks, cannot be split for all_gather)");
     else
         text_printf(out, " (auto: %s a block and microbatch, by %s %s)",
                     text_bytes(cp_comm_bytes(s, method), taken), keys ? "all_to_all" : "all_gather",

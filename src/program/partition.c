@@ -1,7 +1,8 @@
-/* What a rank holds follows in three steps: the units of its stages, the local shards that tp leaves of their
- * parameters (axes.c), and the shards of the flats that these make up (cuts.c).
+/* What a rank holds follows in four steps: the units of its stages, the local shards that tp leaves of their
+ * parameters (axes.c), of experts those of this rank of ep, and the shards of the flats that these make up
+ * (cuts.c).
  *
- *     model --stages--> units --tp--> local shards in flats --dp_shard, cp--> flats' shards --> owned arrays
+ *     model --stages--> units --tp, ep--> local shards in flats --dp_shard, cp--> flats' shards --> owned
  *
  *     flat of a unit         | local shard of p | of q            | of r       |
  *     shards of the flat     |       shard 0       |   shard 1       | shard 2 |

@@ -3,7 +3,8 @@
  * and `weft plan --program` prints it.
  *
  *     LOAD   m          put microbatch m into tensor memory
- *     GATHER u          start the all-gather of unit u's parameters over dp_shard; its next use waits for it
+ *     GATHER u          start the all-gather of unit u's parameters over the ranks that shard them
+ *                       (FlatShard.axes: dp_shard x cp, of experts without ep); its next use waits for it
  *     RELEASE u         drop the gathered parameters
  *     RECV_F u m        post the receive of unit u's input from the previous stage; FWD u m waits for it
  *     FWD    u m        forward of unit u on microbatch m; the last unit also computes the loss
@@ -20,7 +21,7 @@
  *     WAIT   u m        wait for it
  *     DISPATCH u m      send tokens' rows to their experts' ranks, run ops there, combine the results
  *     SUM_PARTIALS u    sum the partial gradients of unit u's vectors, over tp too
- *     REDUCE_SCATTER u  start summing unit u's gradient over dp_shard: each rank keeps its shard
+ *     REDUCE_SCATTER u  start summing unit u's gradient over the same ranks: each keeps its shard
  *     ALL_REDUCE u      start summing unit u's (shard of the) gradient over dp_replicate
  *     REDUCED u         wait for the sums
  *     TIE               add the head's gradient to the embedding's (tied embeddings)
@@ -109,7 +110,7 @@ typedef struct Action {
      * Of COLLECTIVE and WAIT: empty, at the op that they come before. */
     OpRange ops;
     int slice;         /* of the head's chunks: UnitPass.slice; 0: all */
-    Grads grads;       /* of BWD: dgrad, wgrad, or (0) both */
+    Grads grads;       /* of BWD: DGRAD or WGRAD alone; 0: both (action_grads) */
     ActionKind pass;   /* of COLLECTIVE, WAIT, DISPATCH: FWD, RECOMPUTE, BWD, DGRAD, WGRAD */
     ActionKind before; /* of RECOMPUTE, and of collectives in it: the backward pass that it is for */
     int row;           /* of COLLECTIVE, WAIT, DISPATCH: index in unit_collectives, ... */

@@ -82,13 +82,16 @@ const Option train_options[] = {
            "Dtype of activations and products; auto is bf16 where the processor multiplies it natively.",
            ELSEWHERE("precision mixed_precision mixed_precision_param bf16 fp16 torch_dtype model_dtype "
                      "train.dtype run.dtype")),
-    /* Chen and others, "Training deep nets with sublinear memory cost", 2016; selective: Korthikanti and
-     * others, "Reducing activation recomputation in large transformer models", 2022. Recomputed values are
+    /* Chen and others, "Training deep nets with sublinear memory cost", 2016; selective in the sense of
+     * Korthikanti and others, "Reducing activation recomputation in large transformer models", 2022, but of
+     * other ops: attention is never stored as scores, so there is no need to repeat it. Recomputed values are
      * bitwise equal (model/layers/layer.h): this trades time for memory and never changes the curve. */
-    CHOICE("train.recompute", train.recompute, "none", CHOICE_WORDS(RECOMPUTE_KINDS), NOTHING,
-           "Activation checkpointing: what the backward pass recomputes in place of keeping it.",
-           ELSEWHERE("activation_checkpoint activation_checkpointing gradient_checkpointing "
-                     "selective_activation_checkpointing activation_checkpoint.mode recompute_granularity")),
+    CHOICE(
+        "train.recompute", train.recompute, "none", CHOICE_WORDS(RECOMPUTE_KINDS), NOTHING,
+        "Activation checkpointing: selective recomputes norms, convolutions, and the gate and up products of "
+        "MLPs, and keeps the result of attention; full recomputes whole blocks from their inputs.",
+        ELSEWHERE("activation_checkpoint activation_checkpointing gradient_checkpointing "
+                  "selective_activation_checkpointing activation_checkpoint.mode recompute_granularity")),
     /* Logits take tokens times vocabulary, possibly more than everything else of a microbatch, so only some
      * rows exist at a time. The chunks' losses are added one after the other: the chunk size groups the sum,
      * and therefore does not depend on the available memory. */

@@ -384,7 +384,7 @@ static ErrorCode keep_degree(OptionSet *set, const char *key, int64_t kept, Erro
 }
 
 /* Only exact sums have exact chunks. */
-static ErrorCode settle_spans(const Config *c, OptionSet *set, const Config *saved, Error *err) {
+static ErrorCode settle_exact_chunks(const Config *c, OptionSet *set, const Config *saved, Error *err) {
     bool exact = c->numerics.mode == NUMERICS_EXACT, was = saved && saved->numerics.mode == NUMERICS_EXACT;
     if (!exact || c->numerics.cp_invariant_up_to > 0) return OK;
     if (was) return keep_degree(set, "numerics.cp_invariant_up_to", saved->numerics.cp_invariant_up_to, err);
@@ -418,7 +418,7 @@ static ErrorCode settle_experts(const Config *c, OptionSet *set, const Config *s
 
 /* All are settled once in the life of a run: another number would split its sums in another way. */
 ErrorCode setup_invariance(const Config *c, OptionSet *set, const Config *saved, Error *err) {
-    TRY(settle_spans(c, set, saved, err));
+    TRY(settle_exact_chunks(c, set, saved, err));
     TRY(settle_tensors(c, set, saved, err));
     return settle_experts(c, set, saved, err);
 }

@@ -79,8 +79,8 @@ static ErrorCode open_together(Checkpoint *ckpt, Comm *comm, bool shared, const 
 }
 
 /* Opens the newest good one of those that rank 0 found. */
-static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, bool shared, const CheckpointSet *set,
-                             int64_t count, Error *err) {
+static ErrorCode open_newest_on_all(Checkpoint *ckpt, Comm *comm, bool shared, const CheckpointSet *set,
+                                    int64_t count, Error *err) {
     char path[4096];
     bool speaks = comm_rank(comm) == 0;
     for (int64_t i = count; i-- > 0;) {
@@ -118,7 +118,7 @@ ErrorCode state_find(ResumePoint *f, const char *run_dir, bool shared, Comm *com
     TRY(comm_agree(comm, code, err));
     int64_t count = (int64_t)there.count;
     code = comm_broadcast(comm, &count, sizeof count, 0, err);
-    if (code == OK && count > 0) code = open_newest(&f->checkpoint, comm, shared, &there, count, err);
+    if (code == OK && count > 0) code = open_newest_on_all(&f->checkpoint, comm, shared, &there, count, err);
     if (code != OK) error_context(err, "%s", dir);
     f->exists = code == OK && count > 0;
     checkpoint_set_free(&there);

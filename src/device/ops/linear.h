@@ -55,8 +55,8 @@ typedef struct EmbedBackwardArgs {
     Dtype c;
 } EmbedBackwardArgs;
 
-/* sum = a + b (b and sum may be NULL: then sum is a); y = norm(sum); rstd is its r. y may be NULL, if
- * only sum and rstd are needed. */
+/* sum = a + b (b and sum may be NULL: then sum is a); y = norm(sum), RMSNorm or LayerNorm; rstd is its r.
+ * y may be NULL, if only sum and rstd are needed. */
 typedef struct NormForwardArgs {
     NormKind kind;
     int64_t tokens, hidden;

@@ -27,7 +27,7 @@ struct Model;
 
 /* Activation checkpointing: what is recomputed of a block.
  *   none       nothing, except the activation of the MLP: every operand of the backward pass is saved
- *   selective  cheap results: the normed inputs, and the gate and up products
+ *   selective  cheap results: of norms and convolutions, and the gate and up products
  *   full       everything: only the block's input is saved, and its forward pass runs again */
 #define RECOMPUTE_KINDS(X) \
     X(RECOMPUTE_NONE, "none") X(RECOMPUTE_SELECTIVE, "selective") X(RECOMPUTE_FULL, "full")
