@@ -22,7 +22,7 @@ enum { RUN_CONFIG_LIMIT = 1 << 20 };  /* bytes of config.yaml */
 
 /* With a floor of 0 both of the two equal drops would end at 0. */
 static ErrorCode check_schedule(const Config *c, const OptionSet *set, Error *err) {
-    if (c->lr_schedule.kind != SCHEDULE_DROPS || c->lr_schedule.min_factor > 0) return OK;
+    if (c->lr_schedule.kind != LR_DROPS || c->lr_schedule.min_factor > 0) return OK;
     return options_fail(
         set, "lr_schedule.min_factor", err,
         "lr_schedule.kind drops goes down to it in two equal steps: expected more than 0, such as 0.1");
@@ -299,10 +299,10 @@ static ErrorCode check_ranks(const StringList *ranks, Error *err) {
 }
 
 /* A range test multiplies, so it must start above 0. */
-static ErrorCode check_range_test(const OptionSet *set, const ScheduleOptions *s, Error *err) {
-    if (s->kind == SCHEDULE_RANGE && s->warmup_from > 0)
+static ErrorCode check_range_test(const OptionSet *set, const LrScheduleOptions *s, Error *err) {
+    if (s->kind == LR_RANGE && s->warmup_from > 0)
         return options_fail(set, "lr_schedule.warmup_from", err, "lr_schedule.kind: range has no warmup");
-    if (s->kind != SCHEDULE_RANGE || s->min_factor > 0) return OK;
+    if (s->kind != LR_RANGE || s->min_factor > 0) return OK;
     return options_fail(set, "lr_schedule.min_factor", err,
                         "lr_schedule.kind: range starts at this share of optimizer.lr, which must be above "
                         "0: for example 1e-5");

@@ -113,7 +113,7 @@ typedef struct Config {
     CommOptions comm;
     PipelineOptions pipeline;
     OptimizerOptions optimizer;
-    ScheduleOptions lr_schedule;
+    LrScheduleOptions lr_schedule;
     ValidationOptions validation;
     EvaluationOptions evaluation;
     CheckpointOptions checkpoint;

@@ -34,7 +34,7 @@ static const struct {
     {comm_options, offsetof(Config, comm)},
     {pipeline_options, offsetof(Config, pipeline)},
     {optimizer_options, offsetof(Config, optimizer)},
-    {schedule_options, offsetof(Config, lr_schedule)},
+    {lr_schedule_options, offsetof(Config, lr_schedule)},
     {evaluation_options, 0},
     {checkpoint_options, 0},
     {metrics_options, 0},

@@ -24,6 +24,6 @@
  *
  * lingua_*: Lingua's formulas. Their warmup starts at 0; here the cosine does not jump back to its peak at
  * the last step. */
-double learning_rate_factor(const ScheduleOptions *s, int64_t total, int64_t step);
+double learning_rate_factor(const LrScheduleOptions *s, int64_t total, int64_t step);
 
 #endif

@@ -117,12 +117,12 @@ const Option optimizer_options[] = {
     TABLE_END};
 
 #undef TARGET
-#define TARGET ScheduleOptions
-const Option schedule_options[] = {
+#define TARGET LrScheduleOptions
+const Option lr_schedule_options[] = {
     /* The learning rate over the steps, relative to optimizer.lr (optimizer/learning_rate.h has the
      * formulas). cosine: Loshchilov and Hutter, "SGDR", 2016; wsd: Hu and others, "MiniCPM", 2024. */
     CHOICE(
-        "lr_schedule.kind", kind, "cosine", CHOICE_WORDS(SCHEDULE_KINDS), CURVE,
+        "lr_schedule.kind", kind, "cosine", CHOICE_WORDS(LR_SCHEDULE_KINDS), CURVE,
         "Shape after the warmup: linear, cosine, sqrt, exponential fall over lr_schedule.decay_ratio of "
         "the steps, wsd linearly over the last tenth; drops: two steps down; cosine_linear: a cosine whose "
         "tail goes to 0; power: a power of the step, then linearly to the floor. range is a learning-rate "

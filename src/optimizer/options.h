@@ -8,15 +8,15 @@
 #define DECAY_RULES(X) X(DECAY_MATRICES, "matrices") X(DECAY_ALL, "all")
 typedef enum DecayRule { DECAY_RULES(CHOICE_CONSTANT) } DecayRule;
 /* clang-format off */
-#define SCHEDULE_KINDS(X) \
-    X(SCHEDULE_CONSTANT, "constant") X(SCHEDULE_LINEAR, "linear") X(SCHEDULE_COSINE, "cosine") \
-    X(SCHEDULE_SQRT, "sqrt") X(SCHEDULE_WSD, "wsd") X(SCHEDULE_EXPONENTIAL, "exponential") \
-    X(SCHEDULE_DROPS, "drops") X(SCHEDULE_COSINE_LINEAR, "cosine_linear") \
-    X(SCHEDULE_INVERSE_SQRT, "inverse_sqrt") X(SCHEDULE_RANGE, "range") X(SCHEDULE_POWER, "power") \
-    X(SCHEDULE_LINGUA_LINEAR, "lingua_linear") X(SCHEDULE_LINGUA_COSINE, "lingua_cosine") \
-    X(SCHEDULE_LINGUA_WSD, "lingua_wsd") X(SCHEDULE_LINGUA_INVERSE_SQRT, "lingua_inverse_sqrt")
+#define LR_SCHEDULE_KINDS(X) \
+    X(LR_CONSTANT, "constant") X(LR_LINEAR, "linear") X(LR_COSINE, "cosine") \
+    X(LR_SQRT, "sqrt") X(LR_WSD, "wsd") X(LR_EXPONENTIAL, "exponential") \
+    X(LR_DROPS, "drops") X(LR_COSINE_LINEAR, "cosine_linear") \
+    X(LR_INVERSE_SQRT, "inverse_sqrt") X(LR_RANGE, "range") X(LR_POWER, "power") \
+    X(LR_LINGUA_LINEAR, "lingua_linear") X(LR_LINGUA_COSINE, "lingua_cosine") \
+    X(LR_LINGUA_WSD, "lingua_wsd") X(LR_LINGUA_INVERSE_SQRT, "lingua_inverse_sqrt")
 /* clang-format on */
-typedef enum ScheduleKind { SCHEDULE_KINDS(CHOICE_CONSTANT) } ScheduleKind;
+typedef enum LrScheduleKind { LR_SCHEDULE_KINDS(CHOICE_CONSTANT) } LrScheduleKind;
 
 /* Settings of an optimizer for a group of parameters. In an item of optimizer.groups a number that was not
  * given is NaN and a choice is -1: the value of the section applies. */
@@ -52,16 +52,16 @@ typedef struct OptimizerOptions {
     ObjectList groups; /* OptimizerGroup */
 } OptimizerOptions;
 
-typedef struct ScheduleOptions {
-    int kind;                          /* ScheduleKind */
+typedef struct LrScheduleOptions {
+    int kind;                          /* LrScheduleKind */
     int64_t warmup_steps, total_steps; /* total 0: train.steps */
     double warmup_from;                /* fraction of the peak */
     double decay_ratio;                /* fraction of the steps that decay; negative: all after the warmup */
     double min_factor; /* fraction of the peak at the end of the decay; min_lr / lr in Megatron */
     double exponent, cycle_length, theta; /* Lingua's */
-} ScheduleOptions;
+} LrScheduleOptions;
 
-extern const Option optimizer_options[], schedule_options[];
+extern const Option optimizer_options[], lr_schedule_options[];
 extern const Option group_options[]; /* of an OptimizerGroup */
 
 #endif

@@ -519,7 +519,7 @@ static void remark_on_warmup(const Config *c, const OptionSet *set) {
 
 /* Remarks are about what is allowed but seldom meant. None of them ends a run. */
 static void remark_on_schedule(const Config *c, const OptionSet *set) {
-    const ScheduleOptions *s = &c->lr_schedule;
+    const LrScheduleOptions *s = &c->lr_schedule;
     long long total = schedule_steps(c), steps = c->train.steps;
     remark_on_warmup(c, set);
     if (steps > total && learning_rate_factor(s, total, steps - 1) == 0)

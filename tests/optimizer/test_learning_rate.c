@@ -7,7 +7,7 @@
 
 #include "optimizer/learning_rate.h"
 
-static void check(const ScheduleOptions *s, int64_t total, const double *expected, int count,
+static void check(const LrScheduleOptions *s, int64_t total, const double *expected, int count,
                   double tolerance) {
     for (int i = 0; i < count; i++) {
         double f = learning_rate_factor(s, total, i);
@@ -16,14 +16,14 @@ static void check(const ScheduleOptions *s, int64_t total, const double *expecte
     }
 }
 
-static ScheduleOptions titan(int kind, int64_t warmup, double ratio, double min) {
-    return (ScheduleOptions){.kind = kind,
-                             .warmup_steps = warmup,
-                             .decay_ratio = ratio,
-                             .min_factor = min,
-                             .exponent = 0.5,
-                             .cycle_length = 1,
-                             .theta = 1};
+static LrScheduleOptions titan(int kind, int64_t warmup, double ratio, double min) {
+    return (LrScheduleOptions){.kind = kind,
+                               .warmup_steps = warmup,
+                               .decay_ratio = ratio,
+                               .min_factor = min,
+                               .exponent = 0.5,
+                               .cycle_length = 1,
+                               .theta = 1};
 }
 
 static void test_titan_tables(void **state) {
@@ -32,32 +32,32 @@ static void test_titan_tables(void **state) {
     const double ratio[] = {.5, 1, 1, 1, 1, 1, .8, .6, .4, .2};
     const double short_run[] = {.2, .4, .6, .8, 1};
     const double squeezed[] = {.2, .4, .6, .8, 1, 1, .8, .6, .4, .2};
-    ScheduleOptions s = titan(SCHEDULE_LINEAR, 2, -1, 0);
+    LrScheduleOptions s = titan(LR_LINEAR, 2, -1, 0);
     check(&s, 10, linear, 10, 1e-12);
-    s = titan(SCHEDULE_LINEAR, 2, 0.5, 0);
+    s = titan(LR_LINEAR, 2, 0.5, 0);
     check(&s, 10, ratio, 10, 1e-12);
-    s = titan(SCHEDULE_LINEAR, 10, -1, 0);
+    s = titan(LR_LINEAR, 10, -1, 0);
     check(&s, 5, short_run, 5, 1e-12);
-    s = titan(SCHEDULE_LINEAR, 5, 0.8, 0);
+    s = titan(LR_LINEAR, 5, 0.8, 0);
     check(&s, 10, squeezed, 10, 1e-12);
 }
 
 static void test_titan_ends(void **state) {
     (void)state;
-    ScheduleOptions s = titan(SCHEDULE_LINEAR, 2, -1, 0.2);
+    LrScheduleOptions s = titan(LR_LINEAR, 2, -1, 0.2);
     assert_true(fabs(learning_rate_factor(&s, 10, 10) - 0.2) < 1e-12);
-    s = titan(SCHEDULE_COSINE, 0, -1, 0.1);
+    s = titan(LR_COSINE, 0, -1, 0.1);
     assert_true(fabs(learning_rate_factor(&s, 100, 50) - (0.1 + 0.9 * 0.5)) < 1e-12);
     assert_true(fabs(learning_rate_factor(&s, 100, 100) - 0.1) < 1e-12);
-    s = titan(SCHEDULE_SQRT, 0, -1, 0);
+    s = titan(LR_SQRT, 0, -1, 0);
     assert_true(fabs(learning_rate_factor(&s, 100, 25) - 0.5) < 1e-12);
-    s = titan(SCHEDULE_CONSTANT, 4, -1, 0);
+    s = titan(LR_CONSTANT, 4, -1, 0);
     assert_true(fabs(learning_rate_factor(&s, 100, 99) - 1) < 1e-12 &&
                 fabs(learning_rate_factor(&s, 100, 1) - 0.5) < 1e-12);
-    s = titan(SCHEDULE_WSD, 10, -1, 0);
+    s = titan(LR_WSD, 10, -1, 0);
     assert_true(fabs(learning_rate_factor(&s, 100, 89) - 1) < 1e-12 &&
                 fabs(learning_rate_factor(&s, 100, 95) - 0.5) < 1e-12);
-    s = titan(SCHEDULE_INVERSE_SQRT, 100, -1, 0);
+    s = titan(LR_INVERSE_SQRT, 100, -1, 0);
     assert_true(fabs(learning_rate_factor(&s, 1000, 399) - 0.5) < 1e-12 &&
                 fabs(learning_rate_factor(&s, 1000, 49) - 0.5) < 1e-12);
 }
@@ -65,7 +65,7 @@ static void test_titan_ends(void **state) {
 static void test_range(void **state) {
     (void)state;
     const double factors[] = {1e-4, 1e-3, 1e-2, 1e-1, 1, 1};
-    ScheduleOptions s = titan(SCHEDULE_RANGE, 3, -1, 1e-4); /* the warmup is not looked at */
+    LrScheduleOptions s = titan(LR_RANGE, 3, -1, 1e-4); /* the warmup is not looked at */
     check(&s, 5, factors, 6, 1e-15);
     check(&s, 1, (const double[]){1}, 1, 0);
 }
@@ -79,35 +79,34 @@ static void test_other_shapes(void **state) {
         int64_t step;
         double factor;
     } want[] = {
-        {SCHEDULE_EXPONENTIAL, -1, 0, 4, 0.5},
-        {SCHEDULE_EXPONENTIAL, -1, 0, 80, 1},
-        {SCHEDULE_EXPONENTIAL, -1, 0, 90, 0.41421356237309515}, /* 2 / sqrt(2) - 1 */
-        {SCHEDULE_EXPONENTIAL, -1, 0.1, 100, 0.1},
-        {SCHEDULE_EXPONENTIAL, 0.5, 0, 75, 0.41421356237309515},
-        {SCHEDULE_DROPS, -1, 0.25, 4, 0.5},
-        {SCHEDULE_DROPS, -1, 0.25, 80, 1},
-        {SCHEDULE_DROPS, -1, 0.25, 81, 0.5},
-        {SCHEDULE_DROPS, -1, 0.25, 90, 0.5},
-        {SCHEDULE_DROPS, -1, 0.25, 91, 0.25},
-        {SCHEDULE_DROPS, -1, 0.25, 99, 0.25},
-        {SCHEDULE_POWER, 0.2, 0, 9, 1},
-        {SCHEDULE_POWER, 0.2, 0, 39, 0.5},
-        {SCHEDULE_POWER, 0.2, 0, 80, 0.35136418446315326}, /* sqrt(10 / 81) */
-        {SCHEDULE_POWER, 0.2, 0, 90, 0.17568209223157663},
-        {SCHEDULE_POWER, 0.2, 0.1, 100, 0.1},
-        {SCHEDULE_COSINE_LINEAR, 0.2, 0, 9, 1},
-        {SCHEDULE_COSINE_LINEAR, 0.2, 0.1, 100, 0},
+        {LR_EXPONENTIAL, -1, 0, 4, 0.5},
+        {LR_EXPONENTIAL, -1, 0, 80, 1},
+        {LR_EXPONENTIAL, -1, 0, 90, 0.41421356237309515}, /* 2 / sqrt(2) - 1 */
+        {LR_EXPONENTIAL, -1, 0.1, 100, 0.1},
+        {LR_EXPONENTIAL, 0.5, 0, 75, 0.41421356237309515},
+        {LR_DROPS, -1, 0.25, 4, 0.5},
+        {LR_DROPS, -1, 0.25, 80, 1},
+        {LR_DROPS, -1, 0.25, 81, 0.5},
+        {LR_DROPS, -1, 0.25, 90, 0.5},
+        {LR_DROPS, -1, 0.25, 91, 0.25},
+        {LR_DROPS, -1, 0.25, 99, 0.25},
+        {LR_POWER, 0.2, 0, 9, 1},
+        {LR_POWER, 0.2, 0, 39, 0.5},
+        {LR_POWER, 0.2, 0, 80, 0.35136418446315326}, /* sqrt(10 / 81) */
+        {LR_POWER, 0.2, 0, 90, 0.17568209223157663},
+        {LR_POWER, 0.2, 0.1, 100, 0.1},
+        {LR_COSINE_LINEAR, 0.2, 0, 9, 1},
+        {LR_COSINE_LINEAR, 0.2, 0.1, 100, 0},
     };
     (void)state;
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
-        ScheduleOptions s = titan(want[i].kind, 10, want[i].ratio, want[i].min);
+        LrScheduleOptions s = titan(want[i].kind, 10, want[i].ratio, want[i].min);
         double found = learning_rate_factor(&s, 100, want[i].step);
         if (fabs(found - want[i].factor) > 1e-12)
             fail_msg("row %zu: %.17g, expected %.17g", i, found, want[i].factor);
     }
     /* The tail begins where the cosine over all steps stands, and falls evenly. */
-    ScheduleOptions whole = titan(SCHEDULE_COSINE, 10, -1, 0.1),
-                    cut = titan(SCHEDULE_COSINE_LINEAR, 10, 0.2, 0.1);
+    LrScheduleOptions whole = titan(LR_COSINE, 10, -1, 0.1), cut = titan(LR_COSINE_LINEAR, 10, 0.2, 0.1);
     double at = learning_rate_factor(&cut, 100, 80);
     for (int64_t step = 0; step < 100; step++) {
         double found = learning_rate_factor(&cut, 100, step), tail = at * (double)(100 - step) / 20;
@@ -122,7 +121,7 @@ typedef struct Row {
 } Row;
 
 static void check_rows(int kind, double cycle, const Row *rows, int count) {
-    ScheduleOptions s = titan(kind, 100, 0.1, 0.1);
+    LrScheduleOptions s = titan(kind, 100, 0.1, 0.1);
     s.cycle_length = cycle;
     for (int i = 0; i < count; i++) {
         double f = learning_rate_factor(&s, 1000, rows[i].step);
@@ -146,20 +145,20 @@ static void test_lingua_tables(void **state) {
                        {901, .917431}, {950, .181818}, {999, .100908}, {1000, .1}};
     const Row wsd_half[] = {{50, .5},       {101, 1},       {451, .847458}, {499, .101833}, {500, 1},
                             {901, .917431}, {950, .181818}, {999, .100908}, {1000, .1}};
-    check_rows(SCHEDULE_LINGUA_LINEAR, 1, linear, 7);
-    check_rows(SCHEDULE_LINGUA_INVERSE_SQRT, 1, inverse, 7);
-    check_rows(SCHEDULE_LINGUA_COSINE, 1, cosine, 7);
-    check_rows(SCHEDULE_LINGUA_COSINE, 0.5, half, 9);
-    check_rows(SCHEDULE_LINGUA_WSD, 1, wsd, 8);
-    check_rows(SCHEDULE_LINGUA_WSD, 0.5, wsd_half, 9);
+    check_rows(LR_LINGUA_LINEAR, 1, linear, 7);
+    check_rows(LR_LINGUA_INVERSE_SQRT, 1, inverse, 7);
+    check_rows(LR_LINGUA_COSINE, 1, cosine, 7);
+    check_rows(LR_LINGUA_COSINE, 0.5, half, 9);
+    check_rows(LR_LINGUA_WSD, 1, wsd, 8);
+    check_rows(LR_LINGUA_WSD, 0.5, wsd_half, 9);
 }
 
 /* Every kind with a warmup goes from there to the peak, and is after it what it is without. */
 static void test_warmup_from(void **state) {
     (void)state;
-    for (int kind = 0; kind <= SCHEDULE_LINGUA_INVERSE_SQRT; kind++) {
-        if (kind == SCHEDULE_RANGE) continue;
-        ScheduleOptions s = titan(kind, 10, 0.5, 0.01), from = s;
+    for (int kind = 0; kind <= LR_LINGUA_INVERSE_SQRT; kind++) {
+        if (kind == LR_RANGE) continue;
+        LrScheduleOptions s = titan(kind, 10, 0.5, 0.01), from = s;
         from.warmup_from = 0.25;
         for (int64_t step = 0; step < 40; step++) {
             double f = learning_rate_factor(&s, 40, step), expected = step < 10 ? 0.25 + 0.75 * f : f,
