@@ -5,8 +5,8 @@
  *             \                                                   /
  *              +--> Schedule: for each rank a list of cells <----+
  *              |
- *     schedule_check.c    is it valid?            schedule_lower.c   adds transfers, or UNSHARD and the rest
- *     simulate.c          when does what run      lower.c            makes it a program of actions
+ *     schedule_check.c    is it valid?         schedule_transfers.c  adds transfers, or UNSHARD and the rest
+ *     simulate.c          when does what run   program/lower.c       makes it a program of actions
  *
  * A cell is about a full stage. What it means for units, parameters and gradients is not known here. */
 #include "schedule/schedule.h"

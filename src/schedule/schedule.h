@@ -122,9 +122,8 @@ ErrorCode schedule_refuse_parameters(const Schedule *s, const char *path, Error 
 ErrorCode schedule_check(const Schedule *s, Error *err);
 
 /* CSV has a line for each rank; empty cells are idle. Placement and counts come from the file. Both compute
- * orders and lowered files (with transfers) are checked as above and taken unchanged. `where` names the text
- * in errors (ERR_DATA); its last component names the schedule. Writing and reading back gives the same
- * schedule. */
+ * orders and files with transfers are checked as above and taken unchanged. `where` names the text in errors
+ * (ERR_DATA); its last component names the schedule. Writing and reading back gives the same schedule. */
 ErrorCode schedule_parse_csv(Schedule *s, const char *where, const char *text, size_t length, Error *err);
 ErrorCode schedule_read_csv(Schedule *s, const char *path, Error *err);
 void schedule_write_csv(const Schedule *s, Text *out);

@@ -1,5 +1,5 @@
-/* The passes that turn a compute order into a program. Both are deterministic, and leave a lowered schedule
- * unchanged.
+/* The passes that add parameter cells and transfers to a compute order; program/lower.c makes a program of
+ * the result. Both are deterministic, and leave a schedule unchanged that already has what they would add.
  *
  *     parameters   a window of the next stages to be used slides over a rank's cells: UNSHARD for stages that
  *                  enter it, RESHARD for those that leave it, REDUCE_GRAD after the last wgrad of a stage
@@ -8,7 +8,7 @@
  *
  * Transfers of all ranks come from one sequence in time, so both sides of all transfers meet in the same
  * order, and no cycle can arise. The pass for parameters is for schedules that are shown and exported; a run
- * places its own gathers (lower.c). */
+ * places its own gathers (program/lower.c). */
 #include <stdlib.h>
 
 #include "schedule/schedule.h"
