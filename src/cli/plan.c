@@ -77,13 +77,13 @@ typedef struct Request {
 
 /* ---- the command line ---- */
 
-typedef struct Unit {
+typedef struct SizeUnit {
     const char *name;
     double size;
-} Unit;
+} SizeUnit;
 
 /* "80GiB", "80 GB", "8e10": a number above 0 and one of the units, up to `end`. */
-static bool parse_measure(const char *text, const char *end, const Unit *units, double *out) {
+static bool parse_measure(const char *text, const char *end, const SizeUnit *units, double *out) {
     char *unit;
     double number = strtod(text, &unit);
     if (unit == text || unit > end || !(number > 0) || number > 1e18) return false;
@@ -99,29 +99,29 @@ static bool parse_measure(const char *text, const char *end, const Unit *units, 
 
 /* K to T alone are powers of two, as for memory; followed by a B they are powers of ten, as for disks. */
 static bool parse_size(const char *text, double *bytes) {
-    static const Unit units[] = {{"", 1},
-                                 {"B", 1},
-                                 {"KiB", 1024.0},
-                                 {"MiB", 1048576.0},
-                                 {"GiB", 1073741824.0},
-                                 {"TiB", 1099511627776.0},
-                                 {"K", 1024.0},
-                                 {"M", 1048576.0},
-                                 {"G", 1073741824.0},
-                                 {"T", 1099511627776.0},
-                                 {"KB", 1e3},
-                                 {"MB", 1e6},
-                                 {"GB", 1e9},
-                                 {"TB", 1e12},
-                                 {NULL, 0}};
+    static const SizeUnit units[] = {{"", 1},
+                                     {"B", 1},
+                                     {"KiB", 1024.0},
+                                     {"MiB", 1048576.0},
+                                     {"GiB", 1073741824.0},
+                                     {"TiB", 1099511627776.0},
+                                     {"K", 1024.0},
+                                     {"M", 1048576.0},
+                                     {"G", 1073741824.0},
+                                     {"T", 1099511627776.0},
+                                     {"KB", 1e3},
+                                     {"MB", 1e6},
+                                     {"GB", 1e9},
+                                     {"TB", 1e12},
+                                     {NULL, 0}};
     return parse_measure(text, text + strlen(text), units, bytes);
 }
 
 /* "25", "25GB/s", "1Gbit/s,5ms": GB/s, and seconds. Networks are specified in bits, buses in bytes. */
 static bool parse_link(const char *text, double *rate, double *delay) {
-    static const Unit rates[] = {{"", 1},           {"GB/s", 1},          {"MB/s", 1e-3},
-                                 {"Gbit/s", 0.125}, {"Mbit/s", 0.125e-3}, {NULL, 0}};
-    static const Unit times[] = {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}, {NULL, 0}};
+    static const SizeUnit rates[] = {{"", 1},           {"GB/s", 1},          {"MB/s", 1e-3},
+                                     {"Gbit/s", 0.125}, {"Mbit/s", 0.125e-3}, {NULL, 0}};
+    static const SizeUnit times[] = {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}, {NULL, 0}};
     const char *end = text + strlen(text), *comma = strchr(text, ',');
     if (!parse_measure(text, comma ? comma : end, rates, rate) || *rate > 1e9 || *rate < 1e-6) return false;
     return !comma || parse_measure(comma + 1, end, times, delay);

@@ -21,16 +21,16 @@
 
 enum { NICE = 10 };
 
-typedef struct Unit {
+typedef struct GrowingUnit {
     TokenUnit unit; /* `first` counts the files of all sources */
     size_t source;
-} Unit;
+} GrowingUnit;
 
 struct Growing {
     CorpusFile *files; /* [file_count] of all sources */
     Fingerprint *prints;
     size_t file_count;
-    Unit *units; /* [unit_count] */
+    GrowingUnit *units; /* [unit_count] */
     size_t unit_count, sources;
     TokenBuild build;
     BlockOrder *order;
@@ -67,8 +67,8 @@ void growing_add(Growing *g, const CorpusFile *files, const Fingerprint *prints,
     memcpy(g->files + g->file_count, files, count * sizeof *files);
     memcpy(g->prints + g->file_count, prints, count * sizeof *prints);
     for (size_t i = 0; i < unit_count; i++) {
-        Unit *u = &g->units[g->unit_count++];
-        *u = (Unit){.unit = units[i], .source = g->sources};
+        GrowingUnit *u = &g->units[g->unit_count++];
+        *u = (GrowingUnit){.unit = units[i], .source = g->sources};
         u->unit.first += g->file_count;
         if (units[i].dir) u->unit.dir = mem_strdup(units[i].dir);
     }

@@ -25,14 +25,14 @@
 typedef struct Sending {
     Engine *e;
     const Program *program;
-    Transfer t;
+    UnitExchange t;
     CommRequest *requests; /* [COLLECTIVE_MESSAGES] */
     CommRange *ranges;     /* [COLLECTIVE_MESSAGES, ranks]; must stay valid until the operations have ended */
     int ranks, rank;
     CommType type;
 } Sending;
 
-static Sending sending(const Execution *x, const Transfer *t, int row) {
+static Sending sending(const Execution *x, const UnitExchange *t, int row) {
     Engine *e = x->engine;
     const Partition *p = &e->plan->partition;
     int ranks = mesh_size(&p->mesh, t->row->over);
@@ -147,7 +147,7 @@ void collective_start(Execution *x, Action a) {
     if (pass_kind(a) == PASS_BACKWARD) boundary_arrived(x, ACT_RECV_B, a.unit, a.microbatch);
     UnitPass unit = execution_unit(x, a);
     for (int row = a.row; row >= 0; row = program_along(x->program, a, row)) {
-        Transfer t = unit_transfer(&unit, row, pass_kind(a), pass_grads(a.pass), chunk);
+        UnitExchange t = unit_exchange(&unit, row, pass_kind(a), pass_grads(a.pass), chunk);
         Sending s = sending(x, &t, row);
         unit_pack(&unit, row);
         count_own(x, &s);

@@ -53,7 +53,7 @@ static const TensorRow rstd_row = {EXTENT_LOCAL, DIM_ONE, ELEMENT_FP32, LIFE_SAV
                        partials_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_FP32,
                                        LIFE_SCRATCH,  false,      NEED_ALWAYS},
                        inner_row = {EXTENT_LOCAL, DIM_ADAPTER, ELEMENT_COMPUTE,
-                                    LIFE_INPUT,   false,       NEED_ALWAYS};
+                                    LIFE_ALWAYS,  false,       NEED_ALWAYS};
 
 /* Without a norm before it, the layer reads the stream itself, which is then wgrad's operand. */
 static TensorRow stream_row(const Sublayer *s, int index) {

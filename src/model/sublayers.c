@@ -124,13 +124,13 @@ int param_rows(const ModelConfig *c, int unit, const ParamRow *rows[UNIT_ROWS]) 
     return n;
 }
 
-Lifetime stream_lifetime(int index) { return index == 0 ? LIFE_INPUT : LIFE_SAVED; }
+Lifetime stream_lifetime(int index) { return index == 0 ? LIFE_ALWAYS : LIFE_SAVED; }
 
 /* The only definition of the recompute policy: regions.c lays out memory by it, unit.c recomputes by it, and
  * counts.c counts its cost. */
 bool lifetime_stays(Lifetime life, Recompute recompute) {
     switch (life) {
-    case LIFE_INPUT: return true;
+    case LIFE_ALWAYS: return true;
     case LIFE_SAVED: return recompute != RECOMPUTE_FULL;
     case LIFE_CHEAP: return recompute == RECOMPUTE_NONE;
     case LIFE_SEGMENTS:
@@ -159,7 +159,7 @@ static Step layer_step(const Layer *layer, int sublayer, Lifetime result, int i)
  * into the unit's output, the next unit's input, which is never recomputed. A norm after the layer is
  * recomputed with its 1 / rms, and reads the layer's result: both are saved, or both recomputed. */
 static Step sublayer_step(const Sublayer *s, int index, bool ends, int i) {
-    Lifetime result = ends ? LIFE_INPUT : stream_lifetime(index + 1);
+    Lifetime result = ends ? LIFE_ALWAYS : stream_lifetime(index + 1);
     int first = enters(s, index) ? 1 : 0;
     if (i < first)
         return (Step){
@@ -187,7 +187,7 @@ static bool find_step(const ModelConfig *c, int unit, int op, Step *step) {
         }
         op -= steps;
     }
-    *step = (Step){.kind = STEP_ADD, .sublayer = count - 1, .makes = LIFE_INPUT};
+    *step = (Step){.kind = STEP_ADD, .sublayer = count - 1, .makes = LIFE_ALWAYS};
     return op == 0 && !sublayer_alone(&sublayers[count - 1]);
 }
 

@@ -228,11 +228,11 @@ void unit_backward(const UnitPass *u, Grads grads, OpRange ops) {
 /* ---- what ranks exchange ---- */
 
 /* A collective row of the unit, and the step of the op that makes what is sent or reads what is received. */
-typedef struct Exchange {
+typedef struct RowStep {
     UnitCollective at;
     const Collective *row;
     const Step *step;
-} Exchange;
+} RowStep;
 
 static const Step *op_of(const Step steps[UNIT_OPS], const UnitCollective *c) {
     uint32_t ops = collective_ops(c);
@@ -240,14 +240,14 @@ static const Step *op_of(const Step steps[UNIT_OPS], const UnitCollective *c) {
     return &steps[last ? 31 - __builtin_clz(ops) : __builtin_ctz(ops)];
 }
 
-static Exchange exchange_of(const Run *r, int row) {
+static RowStep row_step(const Run *r, int row) {
     UnitCollective rows[UNIT_COLLECTIVES];
     int count = unit_collectives(&r->u->pass->model->config, r->u->unit, rows);
     CHECK(row >= 0 && row < count);
-    return (Exchange){rows[row], rows[row].row, op_of(r->steps, &rows[row])};
+    return (RowStep){rows[row], rows[row].row, op_of(r->steps, &rows[row])};
 }
 
-static void *tensor_of(const Run *r, const Exchange *x, int tensor, PassKind pass, Grads grads) {
+static void *tensor_of(const Run *r, const RowStep *x, int tensor, PassKind pass, Grads grads) {
     const SublayerTensors *t = &r->tensors.sublayers[x->at.sublayer];
     const Shared *shared = &r->tensors.shared;
     switch (tensor) {
@@ -288,19 +288,19 @@ int64_t unit_widest_inner(const Model *m, int unit) {
     return widest;
 }
 
-Transfer unit_transfer(const UnitPass *u, int row, PassKind pass, Grads grads, int chunk) {
+UnitExchange unit_exchange(const UnitPass *u, int row, PassKind pass, Grads grads, int chunk) {
     Run r = start(u);
     const Model *m = u->pass->model;
-    Exchange x = exchange_of(&r, row);
+    RowStep x = row_step(&r, row);
     void *from = tensor_of(&r, &x, x.row->from, pass, grads), *to = tensor_of(&r, &x, x.row->to, pass, grads);
     bool sum = x.row->kind == COLL_REDUCE_SCATTER, there = from == to || x.row->pack;
-    return (Transfer){.row = x.row,
-                      .from = x.row->kind == COLL_ALL_GATHER && there ? NULL : from,
-                      .to = sum ? from : to,
-                      .count = collective_count(m, x.row, chunk),
-                      .bytes = collective_element(m, x.row),
-                      .inner = r.tensors.shared.inner,
-                      .inner_width = unit_inner_width(m, u->unit, &x.at)};
+    return (UnitExchange){.row = x.row,
+                          .from = x.row->kind == COLL_ALL_GATHER && there ? NULL : from,
+                          .to = sum ? from : to,
+                          .count = collective_count(m, x.row, chunk),
+                          .bytes = collective_element(m, x.row),
+                          .inner = r.tensors.shared.inner,
+                          .inner_width = unit_inner_width(m, u->unit, &x.at)};
 }
 
 static const Collective *row_at(const UnitPass *u, int row) {
@@ -312,13 +312,13 @@ static const Collective *row_at(const UnitPass *u, int row) {
 void unit_pack(const UnitPass *u, int row) {
     if (!row_at(u, row)->pack) return;
     Run r = start(u);
-    Exchange x = exchange_of(&r, row);
+    RowStep x = row_step(&r, row);
     LayerPass w = layer_pass(&r, x.step, NULL);
     x.row->pack(&w, x.row);
 }
 
 /* Only a layer's result gets the bias of the product that made it; the embedding has no product. */
-static void take_sum(const Run *r, const Exchange *x, LayerPass *w, void *to) {
+static void take_sum(const Run *r, const RowStep *x, LayerPass *w, void *to) {
     const Pass *p = r->u->pass;
     int64_t own = state_elements(r);
     const float *sum = r->tensors.shared.partials + p->model->tp.rank * own;
@@ -336,7 +336,7 @@ void unit_unpack(const UnitPass *u, int row, PassKind pass) {
     const Collective *c = row_at(u, row);
     if (c->from != PARTIALS && !c->unpack) return;
     Run r = start(u);
-    Exchange x = exchange_of(&r, row);
+    RowStep x = row_step(&r, row);
     LayerPass w = layer_pass(&r, x.step, NULL);
     if (c->from == PARTIALS) take_sum(&r, &x, &w, tensor_of(&r, &x, c->to, pass, BOTH_GRADS));
     if (c->unpack) c->unpack(&w, c);

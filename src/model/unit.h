@@ -369,7 +369,7 @@ void unit_backward(const UnitPass *u, Grads grads, OpRange ops);
 typedef enum PassKind { PASS_FORWARD, PASS_RECOMPUTE, PASS_BACKWARD } PassKind;
 
 /* Buffers of one collective row of a unit; tensor memory. */
-typedef struct Transfer {
+typedef struct UnitExchange {
     const Collective *row;
     void *from;    /* ALL_GATHER: local shard, to be copied into `to`; NULL: it is there already */
     void *to;      /* ALL_GATHER, ALL_REDUCE: the full tensor; REDUCE_SCATTER: the partial sums */
@@ -378,10 +378,10 @@ typedef struct Transfer {
     /* Partial sums of adapters that travel with those of the stream: inner_width per token; 0: none. */
     float *inner;
     int64_t inner_width;
-} Transfer;
+} UnitExchange;
 /* chunk: index of the chunk of logits, for rows that run once for each. */
-Transfer unit_transfer(const UnitPass *u, int row, PassKind pass, Grads grads, int chunk);
-/* unit_pack runs before a transfer starts, and packs what is sent. unit_unpack runs when it is complete: it
+UnitExchange unit_exchange(const UnitPass *u, int row, PassKind pass, Grads grads, int chunk);
+/* unit_pack runs before an exchange starts, and packs what is sent. unit_unpack runs when it is complete: it
  * rounds sums to their destination and adds the op's bias and its adapters' results. */
 void unit_pack(const UnitPass *u, int row);
 void unit_unpack(const UnitPass *u, int row, PassKind pass);

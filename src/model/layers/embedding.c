@@ -75,7 +75,7 @@ static void backward(const LayerPass *w, Grads grads) {
     }
 }
 
-static const LayerOp ops[] = {{"embedding", LIFE_INPUT, forward, backward, .product = NULL}};
+static const LayerOp ops[] = {{"embedding", LIFE_ALWAYS, forward, backward, .product = NULL}};
 
 static const Collective collectives[] = {
     {REDUCE_SCATTER_Y(OPS(0))},

@@ -164,12 +164,12 @@ enum {
 static const TensorRow tensors[SHARED_TENSORS] = {
     /* Routes. Rows, and tokens of rows, count within their routing piece. wgrad reads them too
      * (weights and rows only where weights multiply the input); they are saved anyway. */
-    [SCORES] = {.width = DIM_EXPERTS, .element = ELEMENT_FP32, .life = LIFE_INPUT},
-    [CHOSEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
-    [WEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_INPUT, .operand = true},
-    [ROW] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
-    [TOKEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
-    [FIRST] = {EXTENT_PIECES, DIM_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
+    [SCORES] = {.width = DIM_EXPERTS, .element = ELEMENT_FP32, .life = LIFE_ALWAYS},
+    [CHOSEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_ALWAYS},
+    [WEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_ALWAYS, .operand = true},
+    [ROW] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_ALWAYS, .operand = true},
+    [TOKEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_ALWAYS, .operand = true},
+    [FIRST] = {EXTENT_PIECES, DIM_RUNS, ELEMENT_INDEX, .life = LIFE_ALWAYS, .operand = true},
     [GATE_UP] = {EXTENT_WORKED, DIM_EXPERT_GATE_UP, .life = LIFE_CHEAP},
     [ROWS] = {EXTENT_ASSIGNMENTS, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* of x, of results, and of gradients */
     /* for wgrad, times the weight */
@@ -185,9 +185,9 @@ static const TensorRow tensors[SHARED_TENSORS] = {
                       .need = NEED_EXPERT_BIAS},
     [DLOGITS] = {.width = DIM_EXPERTS, .life = LIFE_SCRATCH, .operand = true},
     [BALANCE] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
-    [COUNTS] = {EXTENT_SEQUENCES, DIM_EXPERTS, ELEMENT_COUNT, .life = LIFE_INPUT, .need = NEED_BALANCE},
+    [COUNTS] = {EXTENT_SEQUENCES, DIM_EXPERTS, ELEMENT_COUNT, .life = LIFE_ALWAYS, .need = NEED_BALANCE},
     /* FIRST of all ranks; and of their rows here. */
-    [ALL_FIRST] = {EXTENT_LOCAL_PIECES, DIM_ALL_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT,
+    [ALL_FIRST] = {EXTENT_LOCAL_PIECES, DIM_ALL_RUNS, ELEMENT_INDEX, .life = LIFE_ALWAYS,
                    .need = NEED_DISPATCH},
     [OWN_FIRST] = {EXTENT_EXACT_CHUNKS, DIM_LOCAL_RUNS, ELEMENT_INDEX, .life = LIFE_SCRATCH,
                    .need = NEED_DISPATCH},
@@ -983,7 +983,7 @@ static const ExpertDispatch expert_dispatch = {
             .unpermute = unpermute_backward}}};
 
 #define ROUTER_OP \
-    { "router", LIFE_INPUT, router_forward, router_backward, .product = &router }
+    { "router", LIFE_ALWAYS, router_forward, router_backward, .product = &router }
 #define EXPERT_OPS                                                                                    \
     {"gate and up of experts", LIFE_CHEAP, gate_up_forward, gate_up_backward, .product = &gate_up}, { \
         "down of experts", LIFE_SAVED, down_forward, down_backward, .product = &down                  \
@@ -994,7 +994,7 @@ static const LayerOp ops[] = {ROUTER_OP, EXPERT_OPS};
 static const LayerOp shared_ops[] = {ROUTER_OP,
                                      {"gate and up of the shared", LIFE_CHEAP, shared_up_forward,
                                       shared_up_backward, .product = &shared_gate_up},
-                                     {"down of the shared", LIFE_INPUT, shared_down_forward,
+                                     {"down of the shared", LIFE_ALWAYS, shared_down_forward,
                                       shared_down_backward, .product = &shared_down, .partial = true},
                                      EXPERT_OPS};
 

@@ -67,14 +67,14 @@ enum {
 };
 /* The forward pass writes DNORMED, the backward pass consumes it. In fp32, DLOGITS overwrite the logits. */
 #define SHARED_ROWS                                                                 \
-    [DNORMED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_INPUT},                     \
-    [RSTD] = {EXTENT_LOCAL, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},  \
+    [DNORMED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_ALWAYS},                    \
+    [RSTD] = {EXTENT_LOCAL, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_ALWAYS}, \
     [LOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_FP32, .life = LIFE_SCRATCH},      \
     [DLOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_NARROW, .life = LIFE_SCRATCH},   \
     [APART] = {EXTENT_LOGIT_SPLITS, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, \
                .need = NEED_HEADS_APART}
 #define KEPT_ROW \
-    { EXTENT_RECORDS, DIM_ONE, ELEMENT_FP32, LIFE_INPUT, false, NEED_TP }
+    { EXTENT_RECORDS, DIM_ONE, ELEMENT_FP32, LIFE_ALWAYS, false, NEED_TP }
 static const TensorRow tensors[TENSORS] = {
     SHARED_ROWS,
     [NORMED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_SCRATCH},
@@ -83,8 +83,8 @@ static const TensorRow mtp_tensors[ALL_TENSORS] = {
     SHARED_ROWS,
     [NORMED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
     [KEPT] = KEPT_ROW,
-    [MTP_DNORMED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_INPUT},
-    [MTP_RSTD] = {EXTENT_LOCAL, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
+    [MTP_DNORMED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_ALWAYS},
+    [MTP_RSTD] = {EXTENT_LOCAL, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_ALWAYS},
     [MTP_NORMED] = {EXTENT_LOCAL, DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
     [MTP_KEPT] = KEPT_ROW,
 };
@@ -438,22 +438,22 @@ void head_logits(const Pass *p, int64_t rows, const void *x, void *normed, float
 }
 
 static const LayerOp ops[] = {
-    {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
-    {"head and loss", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true},
+    {"norm", LIFE_ALWAYS, final_norm, final_norm_backward, .product = NULL},
+    {"head and loss", LIFE_ALWAYS, head_forward, head_backward, .product = &head, .fused = true},
 };
 enum { PARTS = sizeof ops / sizeof *ops };
 
 static const LayerOp heads_ops[PARTS] = {
-    {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
-    {"heads and losses", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true,
+    {"norm", LIFE_ALWAYS, final_norm, final_norm_backward, .product = NULL},
+    {"heads and losses", LIFE_ALWAYS, head_forward, head_backward, .product = &head, .fused = true,
      .more = mtp_cost, .needed = no_cost},
 };
 
 static const LayerOp mtp_ops[] = {
     {"norm", LIFE_CHEAP, final_norm, final_norm_backward, .product = NULL},
-    {"head and loss", LIFE_INPUT, head_forward, head_backward, .more = deferred_cost, .needed = no_cost},
+    {"head and loss", LIFE_ALWAYS, head_forward, head_backward, .more = deferred_cost, .needed = no_cost},
     {"norm of the module", LIFE_CHEAP, mtp_norm, mtp_norm_backward, .trains = true},
-    {"head of the module", LIFE_INPUT, mtp_head_forward, mtp_head_backward, .trains = true,
+    {"head of the module", LIFE_ALWAYS, mtp_head_forward, mtp_head_backward, .trains = true,
      .more = deferred_cost, .needed = second_cost},
 };
 

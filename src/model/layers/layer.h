@@ -37,7 +37,7 @@ typedef enum Grads { DGRAD = 1, WGRAD = 2, BOTH_GRADS = 3 } Grads;
 
 /* Under which policy a result of the forward pass is saved for the backward pass (memory: regions.c). */
 typedef enum Lifetime {
-    LIFE_INPUT,   /* always: the unit's input, and results that are never recomputed */
+    LIFE_ALWAYS,  /* the unit's input, and results that are never recomputed: routing, loss records */
     LIFE_SAVED,   /* unless everything is recomputed */
     LIFE_CHEAP,   /* only when nothing is recomputed */
     LIFE_SCRATCH, /* never: dead after the pass that makes it */
