@@ -21,6 +21,7 @@
 #include "comm/comm.h"
 #include "comm/launch.h"
 #include "comm/repair.h"
+#include "comm/tell.h"
 #include "train/agree.h"
 #include "train/lock.h"
 #include "train/resize.h"
@@ -74,6 +75,7 @@ static ErrorCode train(const Arguments *args, Error *err) {
     /* Before the ranks join, since it contains how long they wait for each other. The ranks report its errors
      * together, later. */
     ErrorCode code = load(args, &c, &set, &unread);
+    tell_until_begun();
     CommWatch watch = {code == OK ? c.comm.watchdog_s : 0, activity_describe, &activity};
     ErrorCode opened = comm_open_watched(&comm, &watch, err);
     if (opened != OK) {

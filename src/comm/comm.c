@@ -12,7 +12,7 @@
  *     small.c          barriers, records, broadcasts: messages of the same kind, waited for
  *     failure.c        control messages about failures, and the watchdog
  *     repair.c         goes on without ranks that died, where the transport can; hung.c kills those that hang
- *     launch.c, launched_env.c, launcher_output.c, local_ranks.c    processes, and their launcher
+ *     launch.c, launched_env.c, launcher_output.c, local_ranks.c, tell.c    processes, and their launcher
  *
  * Threads: the main thread, which alone calls comm.h; the progress thread (progress_main), which advances
  * operations under way and uses a device of its own; the watchdog (failure.c), which reads atomics, and takes
@@ -210,6 +210,7 @@ ErrorCode comm_open_transport(Comm **out, CommTransport *transport, Error *err) 
 
 ErrorCode comm_open_watched(Comm **out, const CommWatch *watch, Error *err) {
     LaunchedEnv launched = launched_env_find();
+    TRY(launched_env_incomplete(err));
     Comm *c = new_comm(watch);
     ErrorCode code = launched.by_launcher ? open_launched(c, &launched, err) : open_parts(c, NULL, err);
     return hand_out(out, c, code, err);

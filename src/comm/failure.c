@@ -1,7 +1,8 @@
 /* Makes the failure of one rank the failure of all, and finds ranks that hang.
  *
  *  1. A rank that fails tells the others (a control message). Rank 0 selects who prints: the first failed
- *     rank that it hears of, or itself if it fails before it has heard of any. That rank prints, then ends
+ *     rank that it hears of, or itself if it fails before it has heard of any (if rank 0 is known to be
+ *     dead: the lowest rank that is not). That rank prints, then ends
  *     the job; the others that failed stay silent until they are ended. So one rank prints, however many
  *     fail, and however late messages are. Only if rank 0 does not answer for ANSWER_MS, the lowest of those
  *     that know of each other prints. The control message also ends the wait of a waiting rank. A rank whose
@@ -101,6 +102,18 @@ void control_send(Comm *c, ControlKind kind, int peer, ErrorCode code, const cha
     }
 }
 
+static bool is_gone(const Comm *c, int rank) {
+    const TransportKind *kind = c->transport->kind;
+    return kind->is_gone && kind->is_gone(c->transport, c->order[rank]);
+}
+
+/* Whether this rank selects who prints: rank 0 does, or the lowest one that is not known to be dead. */
+static bool selects(const Comm *c) {
+    for (int p = 0; p < c->rank; p++)
+        if (!is_gone(c, p)) return false;
+    return true;
+}
+
 static void hear_failure(Comm *c, const ControlMessage *n) {
     /* Used if rank 0 does not select who prints (has_word). */
     if (n->rank < c->lowest_failed) c->lowest_failed = n->rank;
@@ -108,7 +121,7 @@ static void hear_failure(Comm *c, const ControlMessage *n) {
         comm_keep_failure(c, (ErrorCode)n->code, "rank %d failed: %s", n->rank, n->message);
         c->failure.reported = true;
     }
-    if (c->rank > 0 || c->speaker >= 0) return;
+    if (!selects(c) || c->speaker >= 0) return;
     c->speaker = n->rank;
     control_send(c, CONTROL_SPEAK, n->rank, OK, "");
 }
@@ -162,13 +175,21 @@ static _Noreturn void end_silently(Comm *c, bool locked, ErrorCode code) {
     end_all(c, locked, code);
 }
 
+/* This rank selects who prints. One that it has heard of before it became the lowest still waits for an
+ * answer. */
+static void take_word(Comm *c) {
+    c->speaker = c->lowest_failed < c->size ? c->lowest_failed : c->rank;
+    if (c->speaker != c->rank) control_send(c, CONTROL_SPEAK, c->speaker, OK, "");
+}
+
 /* Whether this rank, which has reported its failure, is to print it. The mutex is held. */
 static bool has_word(Comm *c) {
     if (!c->listening) return true;
-    if (c->rank == 0 && c->speaker < 0) c->speaker = 0;
     for (long long until = comm_nanoseconds() + ANSWER_MS * 1000000LL;
-         c->speaker < 0 && comm_nanoseconds() < until;)
-        if (!take_control(c)) pause_ms(1);
+         c->speaker < 0 && comm_nanoseconds() < until;) {
+        if (selects(c)) take_word(c);
+        if (c->speaker < 0 && !take_control(c)) pause_ms(1);
+    }
     return c->speaker == c->rank || (c->speaker < 0 && c->rank < c->lowest_failed);
 }
 
@@ -182,9 +203,11 @@ static void print_failure(const char *prefix, const Error *err) {
     watchdog_print(line);
 }
 
-/* For failures that all ranks have agreed on: err->reported is unset on one of them. */
+/* For failures that all ranks have agreed on: err->reported is unset on one of them. They cannot agree when
+ * one has died. */
 void comm_report(Comm *c, Error *err) {
     if (!c || !c->joined || err->code == OK || err->reported) return;
+    if (c->broken) comm_fail(c, err);
     print_failure("", err);
     err->reported = true;
 }

@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "comm/comm.h"
+#include "comm/process.h"
 #include "comm/repair.h"
 #include "comm/transport.h"
 #include "base/tree.h"
@@ -169,12 +170,6 @@ typedef struct ControlMessage {
     int32_t kind, rank, code;
     char message[CONTROL_TEXT];
 } ControlMessage;
-
-/* A rank's process, for others of its machine. */
-typedef struct RankProcess {
-    uint64_t machine;       /* 0: not known */
-    int64_t process, start; /* start: when it was started */
-} RankProcess;
 
 struct Comm {
     int rank, size, local_rank, local_size, local_cores;
@@ -357,9 +352,6 @@ typedef struct LocalRank {
 } LocalRank;
 /* Returns how many; *out is ascending by rank, and the caller frees it. */
 int local_ranks_find(const char *variable, LocalRank **out);
-RankProcess rank_process_own(void);                  /* all zero: not known */
-char rank_process_state(const RankProcess *process); /* as in /proc; 0: it is gone */
-bool rank_process_kill(const RankProcess *process);  /* false: it is gone, or is another user's */
 
 /* hung.c */
 ErrorCode hung_setup(Comm *c, Error *err); /* collective, once, when repairs have been allowed */

@@ -18,6 +18,8 @@ typedef struct LaunchedEnv {
 /* Looks for the environment variables that mpirun (Open MPI), mpiexec (MPICH, Intel MPI: PMI), PMIx and srun
  * set. */
 LaunchedEnv launched_env_find(void);
+/* Fails with ERR_USAGE if this is a rank over sockets without the number of all ranks. */
+ErrorCode launched_env_incomplete(Error *err);
 /* The variable that shows a launcher, also of one that started a single process; NULL: there is none. */
 const char *launched_env_mark(void);
 /* Fails with ERR_UNAVAILABLE when the launcher started several processes and MPI sees another number. Only
@@ -42,9 +44,14 @@ _Noreturn void launched_end(int status);
 /* In a launcher of weft's own: whether launch_ranks has started it, and reads how the ranks ended. */
 bool launched_reports(void);
 #define LAUNCHED_REPORT "WEFT_RANK_REPORT"
+int launched_messages(void); /* descriptor of the ranks' messages, past launch_ranks */
 /* Set by that launcher for each rank: its number, and how many there are. */
 #define LAUNCHED_RANK "WEFT_RANK"
 #define LAUNCHED_RANKS "WEFT_RANKS"
+
+/* Set for ranks that are started again: how often that has happened, and why (train/supervise.h). */
+#define LAUNCHED_ATTEMPT "WEFT_ATTEMPT"
+#define LAUNCHED_CAUSE "WEFT_RESTART_CAUSE"
 
 /* "signal 9 (SIGKILL)" into out; returns out. */
 char *launch_signal_name(int number, char out[32]);

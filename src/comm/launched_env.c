@@ -45,6 +45,15 @@ LaunchedEnv launched_env_find(void) {
     return (LaunchedEnv){.rank = -1};
 }
 
+/* Without it each rank would train by itself, in the same directory. */
+ErrorCode launched_env_incomplete(Error *err) {
+    if (!getenv(SOCKETS_MEET) || !getenv(LAUNCHED_RANK) || getenv(LAUNCHED_RANKS)) return OK;
+    return error_set(err, ERR_USAGE,
+                     SOCKETS_MEET " and " LAUNCHED_RANK "=%s are set, but not " LAUNCHED_RANKS
+                                  ": set it to the number of all ranks, or start them with weft launch",
+                     getenv(LAUNCHED_RANK));
+}
+
 const char *launched_env_mark(void) {
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
         if (getenv(launchers[i].mark)) return launchers[i].mark;
@@ -98,6 +107,13 @@ static void open_ends(void) {
 
 /* The launcher itself keeps its own streams: what it prints there is not for the user. */
 bool launched_reports(void) { return getenv(LAUNCHED_REPORT) && !getenv(LAUNCHED_RANK); }
+
+int launched_messages(void) {
+    const char *numbers = getenv(LAUNCHED_STREAMS);
+    int out, messages;
+    return numbers && sscanf(numbers, "%d %d", &out, &messages) == 2 && messages > 2 ? messages
+                                                                                     : STDERR_FILENO;
+}
 
 /* Does nothing if the numbers are not open descriptors. */
 void launched_streams(void) {

@@ -58,6 +58,8 @@ typedef struct TransportKind {
     void (*abort)(CommTransport *transport, int status);
     /* Collective, unless ranks have failed. Open posts are abandoned. */
     void (*close)(CommTransport *transport);
+    /* Whether a rank is known to be dead; NULL: this transport does not know. */
+    bool (*is_gone)(CommTransport *transport, int rank);
 
     /* For transports whose ranks can go on without those that died (repair.c); otherwise these are NULL. */
     /* Whether this one can; if not, why. */

@@ -33,6 +33,7 @@
 
 #include "base/clock.h"
 #include "comm/repair.h"
+#include "comm/tell.h"
 #include "observe/console.h"
 #include "train/run.h"
 
@@ -370,6 +371,7 @@ static ErrorCode refuse(Trainer *t, const Facts *f, const Gone *gone, const char
 /* A rank that the mesh has no place for. It reports nothing to the launcher: only those that end the run
  * do. */
 static _Noreturn void leave(void) {
+    tell_left();
     fflush(NULL);
     _exit(0);
 }

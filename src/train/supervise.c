@@ -29,10 +29,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/signals.h"
+#include "comm/launch.h"
 #include "train/resize.h"
 
-#define ENV_ATTEMPT "WEFT_ATTEMPT"
-#define ENV_CAUSE "WEFT_RESTART_CAUSE"
 #define ENV_RESIZED "WEFT_RESIZED"
 #define LONGEST_PAUSE 60.0
 #define LONG_RUN 600.0 /* seconds: a failure after that is a new one, not the same again */
@@ -52,13 +51,13 @@ typedef struct Watch {
 
 /* The environment tells a process that it was restarted: ranks inherit it through the launcher. */
 int supervise_attempt(void) {
-    const char *text = getenv(ENV_ATTEMPT);
+    const char *text = getenv(LAUNCHED_ATTEMPT);
     long value = text ? strtol(text, NULL, 10) : 0;
     return value > 0 && value < INT32_MAX ? (int)value : 0;
 }
 
 const char *supervise_cause(void) {
-    const char *text = getenv(ENV_CAUSE);
+    const char *text = getenv(LAUNCHED_CAUSE);
     return text ? text : "";
 }
 
@@ -70,7 +69,7 @@ bool supervise_resized(void) {
 ErrorCode supervise_announce(int attempt, const char *cause, bool resized, Error *err) {
     char number[16];
     snprintf(number, sizeof number, "%d", attempt);
-    if (setenv(ENV_ATTEMPT, number, 1) != 0 || setenv(ENV_CAUSE, cause, 1) != 0 ||
+    if (setenv(LAUNCHED_ATTEMPT, number, 1) != 0 || setenv(LAUNCHED_CAUSE, cause, 1) != 0 ||
         setenv(ENV_RESIZED, resized ? "1" : "", 1) != 0)
         return error_errno(err, ERR_MEMORY, "cannot set the environment of the training process");
     return OK;

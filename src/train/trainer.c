@@ -24,6 +24,7 @@
 #include "base/signals.h"
 #include "comm/launch.h"
 #include "comm/repair.h"
+#include "comm/tell.h"
 #include "observe/console.h"
 #include "observe/spike.h"
 #include "train/resize.h"
@@ -31,13 +32,14 @@
 #include "train/supervise.h"
 
 /* Written by the thread that takes signals (base/signals.h); `ending` by the main thread. */
-static atomic_bool stop_requested, ending;
+static atomic_bool stop_requested, interrupted, ending;
 
 /* First signal: stop after this step. A second SIGINT (on ranks, the launcher's SIGUSR2): end at once; what
  * was saved stays. */
 static void on_signal(int number) {
     if (ending) return;
-    if (number == SIGUSR2 || (stop_requested && number == SIGINT)) { launched_end(130); }
+    if (number == SIGUSR2 || (interrupted && number == SIGINT)) { launched_end(130); }
+    interrupted |= number == SIGINT;
     stop_requested = true;
 }
 
@@ -455,6 +457,7 @@ static ErrorCode loop_or_wait(Trainer *t, Error *err) {
 
 /* Goes on as often as ranks die and the others can do without them. Ranks that hang are killed. */
 static ErrorCode make_steps(Trainer *t, OptionSet *set, Error *err) {
+    tell_begun();
     if (t->recovery.possible) comm_end_hung(t->comm, true);
     ErrorCode code = t->replay ? replay(t, err) : loop_or_wait(t, err);
     while (code != OK && recovery_can(t)) {

@@ -27,22 +27,37 @@ has err 'where do they meet?'
 expect 2 launch -n 2 --of 4 --first 3 --meet localhost:1 sh
 has err 'ranks 3 to 4 of 4'
 
-# SIGTERM asks every rank to save and stop, and SIGQUIT kills all.
+# SIGTERM and SIGINT ask every rank to save and stop, and SIGQUIT kills all.
 waiting='trap "echo \$WEFT_RANK stops; exit 75" USR1; echo $$ >>pids; while :; do sleep 0.02; done'
-for signal in TERM QUIT; do
+for signal in TERM INT QUIT; do
     rm -f pids
     "$weft" launch -n 2 sh -c "$waiting" >out 2>err &
     await has_lines pids 2
     kill -"$signal" $!
     status=0
     wait $! || status=$?
-    if [ "$signal" = TERM ]; then
-        [ "$status" -eq 75 ] && [ "$(grep -c stops out)" -eq 2 ] || fail "SIGTERM: $status, $(cat out)"
+    if [ "$signal" != QUIT ]; then
+        [ "$status" -eq 75 ] && [ "$(grep -c stops out)" -eq 2 ] || fail "SIG$signal: $status, $(cat out)"
     else
         [ "$status" -eq 131 ] || fail "SIGQUIT: $status, $(cat err)"
     fi
     while read -r pid; do is_gone "$pid" || fail "SIG$signal: process $pid is left"; done <pids
 done
+
+# A second SIGINT asks them to end at once, and a third one kills them.
+waiting='trap "echo stops >>heard" USR1; trap "echo ends >>heard" USR2; echo $$ >>pids; while :; do sleep 0.02; done'
+rm -f pids
+"$weft" launch -n 2 sh -c "$waiting" >out 2>err &
+await has_lines pids 2
+for lines in 2 4; do
+    kill -INT $!
+    await has_lines heard $lines
+done
+[ "$(tr '\n' ' ' <heard)" = 'stops stops ends ends ' ] || fail "SIGINT twice: $(cat heard)"
+kill -INT $!
+status=0
+wait $! || status=$?
+[ "$status" -eq 130 ] || fail "SIGINT three times: $status, $(cat err)"
 
 # ---- training ----
 

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "comm/launch.h"
 #include "comm/sockets/internal.h"
+#include "comm/tell.h"
 
 enum { LOOK_MS = 100, OFFERS_POOLED = 4096, MESSAGES_POOLED = 512 };
 
@@ -81,6 +82,9 @@ static int error_of(const Sockets *s, int peer) {
 }
 
 void peer_lost(Sockets *s, int peer) {
+    char why[128];
+    snprintf(why, sizeof why, "rank %d has ended, and the others do not go on without it", peer);
+    tell_lost(peer, why);
     s->trouble = error_of(s, peer);
     end_posts(s, peer, s->trouble);
 }
@@ -634,6 +638,7 @@ static void abort_all(CommTransport *transport, int status) {
 static void dismiss(CommTransport *transport, int rank, int status) {
     Sockets *s = (Sockets *)transport;
     wire_send(s, rank, (Frame){.kind = FRAME_ABORT, .epoch = s->epoch, .to = status}, NULL, 0);
+    if (s->peers[rank].state == PEER_LIVES) s->peers[rank].state = PEER_LEFT;
 }
 
 static bool has_left(const Sockets *s) {
@@ -663,6 +668,10 @@ static void close_transport(CommTransport *transport) {
     free(s);
 }
 
+static bool is_gone(CommTransport *transport, int rank) {
+    return ((Sockets *)transport)->peers[rank].state == PEER_DEAD;
+}
+
 static const TransportKind sockets = {.name = "sockets",
                                       .join = join,
                                       .send = post_send,
@@ -674,6 +683,7 @@ static const TransportKind sockets = {.name = "sockets",
                                       .explain = explain,
                                       .abort = abort_all,
                                       .close = close_transport,
+                                      .is_gone = is_gone,
                                       .can_repair = can_repair,
                                       .allow_repair = allow_repair,
                                       .revoke = revoke_all,
@@ -687,11 +697,14 @@ ErrorCode sockets_transport_open(CommTransport **transport, int rank, int ranks,
     Sockets *s = mem_alloc(sizeof *s);
     *s = (Sockets){.transport = {.kind = &sockets, .size = 1, .tags = INT64_C(1) << 40}, .events = events};
     *transport = NULL;
+    tell_starts();
     ErrorCode code = sockets_meet(s, rank, ranks, err);
     if (code != OK) {
         free(s);
+        tell_failed(err);
         return code;
     }
+    tell_met();
     s->posts = mem_alloc_array((size_t)events, sizeof *s->posts);
     fill_pool(&s->free_offers, OFFERS_POOLED, 0);
     fill_pool(&s->free_messages, MESSAGES_POOLED, EAGER_BYTES);

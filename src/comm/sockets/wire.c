@@ -115,7 +115,7 @@ void wire_queue(Sockets *s, int p, Out *out) {
 }
 
 void wire_send(Sockets *s, int p, Frame frame, const void *body, size_t bytes) {
-    if (p == s->transport.rank || s->peers[p].state == PEER_DEAD) return;
+    if (p == s->transport.rank || s->peers[p].state == PEER_DEAD || s->peers[p].fd < 0) return;
     Out *out = mem_alloc(sizeof *out);
     char *copy = mem_alloc(bytes ? bytes : 1);
     if (bytes) memcpy(copy, body, bytes);
