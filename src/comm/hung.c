@@ -14,7 +14,9 @@
  *  H3. A rank that is blocked in MPI cannot ask. After the limit it kills ranks of its machine that are
  *      stopped.
  *  H4. A rank whose communication is broken, and whose program does not come to repair it, kills itself.
- *  H5. If that does not help until the next question (all ranks of a machine are stopped; a process that is
+ *  H5. A rank of this machine that does not answer and is not stopped was continued, or killed by another
+ *      rank, a moment ago, or is blocked: it is asked again, up to SPARED times in a row.
+ *  H6. If that does not help until the next question (all ranks of a machine are stopped; a process that is
  *      stuck in the kernel does not end), the watchdog ends the run. */
 #include <signal.h>
 #include <stdio.h>
@@ -24,6 +26,8 @@
 
 #include "base/log.h"
 #include "comm/internal.h"
+
+enum { SPARED = 3 };
 
 /* ---- processes ---- */
 
@@ -50,6 +54,7 @@ ErrorCode hung_setup(Comm *c, Error *err) {
     c->processes = mem_alloc_array((size_t)c->size, sizeof *c->processes);
     memcpy(c->processes, all->each, (size_t)c->size * sizeof *c->processes);
     c->condemned = mem_alloc_array((size_t)c->size, sizeof *c->condemned);
+    c->spared = mem_alloc_array((size_t)c->size, sizeof *c->spared);
     c->numbers = mem_alloc_array((size_t)c->size, sizeof *c->numbers);
     for (int p = 0; p < c->size; p++) c->numbers[p] = p;
     free(all);
@@ -59,6 +64,7 @@ ErrorCode hung_setup(Comm *c, Error *err) {
 void hung_free(Comm *c) {
     free(c->processes);
     free(c->condemned);
+    free(c->spared);
     free(c->numbers);
 }
 
@@ -197,11 +203,34 @@ static bool end_all_of(Comm *c, Hang hang) {
     return count > 0;
 }
 
+/* Ranks that answer, and are not busy, hang no longer. */
+static void forgive(Comm *c) {
+    for (int p = 0; p < c->size; p++) {
+        if (c->heard[p] == CONTROL_NONE || c->heard[p] == CONTROL_BUSY) continue;
+        pthread_mutex_lock(&c->hung_mutex);
+        c->condemned[c->numbers[p]] = false;
+        pthread_mutex_unlock(&c->hung_mutex);
+        c->spared[c->numbers[p]] = 0;
+    }
+}
+
+/* A rank that was continued answers nobody for a while (answer_stall). */
+static bool spare_awake(Comm *c) {
+    bool any = false;
+    for (int p = 0; p < c->size; p++) {
+        bool mute = c->heard[p] == CONTROL_NONE && is_here(c, process_of(c, p));
+        if (mute && !is_stopped(process_of(c, p))) any |= c->spared[c->numbers[p]]++ < SPARED;
+    }
+    return any;
+}
+
 bool hung_condemn(Comm *c) {
     bool found = false;
-    for (Hang hang = HANG_STOPPED; atomic_load(&c->ends_hung) && hang < HANG_NOT && !found; hang++)
+    if (!atomic_load(&c->ends_hung)) return false;
+    forgive(c);
+    for (Hang hang = HANG_STOPPED; hang < HANG_NOT && !found; hang++)
         found = end_all_of(c, hang);
-    return found;
+    return found || spare_awake(c);
 }
 
 /* A rank that is not stopped here may have been continued, or be blocked in MPI. */

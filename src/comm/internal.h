@@ -187,6 +187,7 @@ struct Comm {
     int *numbers;               /* [all] of each rank of now */
     pthread_mutex_t hung_mutex; /* guards the next two, for a watchdog that cannot have `mutex` */
     bool *condemned;            /* [first_size] ranks that were to be killed */
+    int *spared;                /* [first_size] questions in a row for which they did not answer, but ran */
     CommHung hung;              /* what was found since the last comm_take_hung */
     long long stopped_sought; /* the watchdog's: start of the blocked wait in which it looked for them last */
     CommTransport *transport;

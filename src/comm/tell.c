@@ -14,8 +14,8 @@ enum { END_S = 30 /* seconds in which the launcher ends this process */ };
 static int words = -1;
 static bool tolerant, keeps /* until tell_begun */, begun;
 
-/* By path: launchers and wrappers close descriptors that they do not know. Only this process speaks for the
- * rank, not what it starts. */
+/* By path: launchers and wrappers close descriptors that they do not know. Only this process speaks for
+ * the rank, not what it starts. */
 static void open_words(void) {
     const char *path = getenv(TELL_PATH);
     if (!path) return;

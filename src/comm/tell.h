@@ -1,13 +1,13 @@
 /* What a rank tells the weft launch that has started it (sockets/spawn.c), so that one line says why a start
- * has failed, and so that ranks
- * are started again where nothing is lost. No-op for ranks that something else has started.
+ * has failed, and so that ranks are started again where nothing is lost. No-op for ranks that something else
+ * has started.
  *
  *     tell_until_begun   from here until tell_begun nothing is lost when a rank is: all may start again. A
- *                        program that does not call it has
- *                        begun when its ranks have met
- *     tell_starts, tell_met    by the transport, before and after the ranks meet
- *     tell_begun         from here on the others go on without a rank that is lost, with weft launch
- *                        --tolerant */
+ *                        program that does not call it has begun when its ranks have met
+ *     tell_starts        by the transport: the ranks are about to meet
+ *     tell_met           by the transport: they have
+ *     tell_begun         from here on the others go on without a rank that is lost (weft launch
+ *                        --tolerant) */
 #ifndef WEFT_COMM_TELL_H
 #define WEFT_COMM_TELL_H
 

@@ -201,6 +201,7 @@ static void go_back(Trainer *t, const Progress *to) {
     t->stragglers = to->stragglers;
     t->bad_in_row = to->bad_in_row;
     t->unbalanced = to->unbalanced;
+    t->stopping = t->noticed = false; /* the step that brought the request brings it again */
 }
 
 void recovery_mark(Trainer *t) {
@@ -595,17 +596,25 @@ static void name_mesh(const Trainer *t, char *out, size_t size) {
         snprintf(out, size, "dp_replicate %lld", (long long)m.dp_replicate);
 }
 
+/* "in step 7", "after the update of step 7", "after step 20" of 20 */
+static void name_moment(const Trainer *t, char *out, size_t size) {
+    long long step = t->state.step;
+    bool ends = step >= t->c->train.steps;
+    snprintf(out, size, "%s step %lld", recovery_made(t) ? "after the update of" : ends ? "after" : "in",
+             step + !ends);
+}
+
 static ErrorCode record_recovery(Trainer *t, const Gone *gone, Error *err) {
-    char detail[1200], left[160] = "", mesh[80];
+    char detail[1200], left[160] = "", mesh[80], moment[64];
     double seconds = clock_seconds() - gone->noticed;
     if (gone->left.length)
         snprintf(left, sizeof left, "; rank %.100s %s, which %s", gone->left.data,
                  t->recovery.spares ? "waits as a spare" : "left",
                  t->c->recovery.partner_copy ? "has no place in this mesh" : "no replica needs");
     name_mesh(t, mesh, sizeof mesh);
-    snprintf(detail, sizeof detail, "rank %.100s died %s step %lld; %d ranks go on with %s%.300s%s%s",
-             gone->died.length ? gone->died.data : "?", recovery_made(t) ? "after the update of" : "in",
-             (long long)t->state.step + 1, comm_size(t->comm), mesh,
+    name_moment(t, moment, sizeof moment);
+    snprintf(detail, sizeof detail, "rank %.100s died %s; %d ranks go on with %s%.300s%s%s",
+             gone->died.length ? gone->died.data : "?", moment, comm_size(t->comm), mesh,
              gone->joined.length ? gone->joined.data : "", left, hung_in_words(gone));
     if (t->is_rank0) log_warn("%s; recovered in %.3f s", detail, seconds);
     JournalFact facts[9] = {{"ranks", comm_size(t->comm)},

@@ -388,6 +388,7 @@ static ErrorCode loop(Trainer *t, Error *err) {
         TRY(measure(t, last, err));
         if (saves) TRY(save(t, last, err));
     }
+    recovery_mark(t);
     return OK;
 }
 
@@ -420,7 +421,9 @@ static ErrorCode report_stop(const Trainer *t, Error *err) {
     return ERR_STOPPED;
 }
 
-/* Everything is saved: a failure here loses at most a line of a log, but is still a failure. */
+/* Everything is saved: a failure here loses at most a line of a log, but is still a failure. A rank that dies
+ * up to the last commit is recovered from; afterwards nobody needs another one. The first one keeps rank 0
+ * from writing the end of a run that may still lose a rank. */
 static ErrorCode finish(Trainer *t, Error *err) {
     bool complete = t->state.step >= t->c->train.steps;
     run_enter(t, PHASE_ENDING);
@@ -429,6 +432,7 @@ static ErrorCode finish(Trainer *t, Error *err) {
     TRY(check_directory(t, err));
     receipt_report(t);
     replay_report(t);
+    TRY(comm_commit(t->comm, err));
     TRY(record_trace(t, err)); /* the run may end before the last step to be traced */
     if (t->is_rank0) {
         console_clear();
@@ -438,6 +442,7 @@ static ErrorCode finish(Trainer *t, Error *err) {
     TRY(sinks_close_program(t, err));
     const char *why = t->noticed && !complete ? "run.notice_file" : NULL;
     TRY(record_event(t, complete ? JOURNAL_FINISHED : JOURNAL_STOPPED, t->state.step, why, NULL, err));
+    TRY(comm_commit(t->comm, err));
     return complete ? OK : report_stop(t, err);
 }
 
@@ -451,18 +456,21 @@ static ErrorCode end_together(Trainer *t, Error *err) {
     return err->code;
 }
 
-static ErrorCode loop_or_wait(Trainer *t, Error *err) {
-    return comm_is_aside(t->comm) ? comm_stand_by(t->comm, err) : loop(t, err);
+/* Of a rank set aside: until it is needed. */
+static ErrorCode to_the_end(Trainer *t, Error *err) {
+    if (comm_is_aside(t->comm)) return comm_stand_by(t->comm, err);
+    TRY(loop(t, err));
+    return finish(t, err);
 }
 
 /* Goes on as often as ranks die and the others can do without them. Ranks that hang are killed. */
 static ErrorCode make_steps(Trainer *t, OptionSet *set, Error *err) {
     tell_begun();
     if (t->recovery.possible) comm_end_hung(t->comm, true);
-    ErrorCode code = t->replay ? replay(t, err) : loop_or_wait(t, err);
+    ErrorCode code = t->replay ? replay(t, err) : to_the_end(t, err);
     while (code != OK && recovery_can(t)) {
         code = recovery_run(t, set, err);
-        if (code == OK) code = loop_or_wait(t, err);
+        if (code == OK) code = to_the_end(t, err);
     }
     comm_end_hung(t->comm, false);
     return code;
@@ -473,8 +481,7 @@ static ErrorCode make_steps(Trainer *t, OptionSet *set, Error *err) {
 static ErrorCode run_training(Trainer *t, OptionSet *set, Error *err) {
     TRY(run_begin(t, set, err));
     ErrorCode code = make_steps(t, set, err);
-    if (t->replay && (code == OK || code == ERR_STOPPED)) return code;
-    if (code == OK) return finish(t, err);
+    if (code == OK || code == ERR_STOPPED) return code;
     /* If the directory is gone, that is the cause of whatever could not be written to it. */
     if (code == ERR_CANTCREATE || code == ERR_IO) check_directory(t, err);
     code = err->code;

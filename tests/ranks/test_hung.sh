@@ -49,6 +49,24 @@ for action in FWD BWD REDUCED NORM UPDATE; do
 done
 meanwhile 4 patient hangs tp 4 stop:rank=1,step=6,action=COLLECTIVE 'rank 1 died in step 6; 2 ranks go on' \
     'rank 1 hung (it was stopped): rank [023] had waited' mesh.tp=2 data.audit=false
+# continued OF RANKS RANK STEP EIGHTHS WORD...: a rank stops, and is continued so many eighths of comm.watchdog_s later, which is the last word:
+# while the others ask who hangs (from 1 to 1.7 limits), before or after. It is expelled, or takes part again; in both cases the run goes on.
+continued() {
+    local of=$1 number=$2 rank=$3 step=$4 eighths=$5 words=("${@:6}") name run pid status=0
+    name=continued-$of-$rank-$eighths
+    local limit=${words[-1]#comm.watchdog_s=}
+    rm -rf "$name"
+    "$weft" train run.yaml run.dir="$name" -n "$number" "${words[@]}" --inject "stop:rank=$rank,step=$step,action=FWD" >/dev/null 2>"$name.err" </dev/null &
+    run=$!
+    until pid=$(ranks_of $run | sed -n "$((rank + 1))p") && [ -n "$pid" ] && is_stopped "$pid" || is_gone $run; do sleep 0.01; done
+    sleep "$(awk -v limit="$limit" -v eighths="$eighths" 'BEGIN { print limit * eighths / 8 }')"
+    kill -CONT "$pid" 2>/dev/null
+    wait $run || status=$?
+    [ "$status" -eq 0 ] || { fail "$name: ends with $status: $(grep -v '│' "$name.err" | tail -3)"; return; }
+    equal "$name" "$of"
+}
+for eighths in 7 9 10 11 12 13; do meanwhile 2 patient continued pair 2 1 9 "$eighths" data.audit=false; done
+meanwhile 4 patient continued tp 4 0 9 10 mesh.tp=2 data.audit=false
 # Busy, and not stopped: in a call that does not return.
 meanwhile 2 patient hangs pair 2 slow:rank=1,phase=saving,step=5,ms=3600000 'rank 1 died after the update of step 5' \
     'rank 1 hung (it was busy without progress, in saving after step 5): rank 0 had waited'
@@ -104,8 +122,8 @@ strike() {
     until recovered "$name" || is_gone $run; do sleep 0.01; done
     [ -z "$pid" ] || ! kill -CONT "$pid" 2>/dev/null || ! recovered "$name" || fail "$name: the rank that hung is still there after the recovery"
     wait $run || status=$?
-    # Status 76 is that of a hang after the last step or of a crash of Open MPI.
-    if [ "$status" -eq 76 ] && { grep -q ompi_comm_revoke_local "$name.err" || curve "$name" | grep -q "^$steps "; }; then
+    # Over MPI, status 76 is that of a hang after the last step or of a crash of Open MPI.
+    if [ -n "$over_mpi" ] && [ "$status" -eq 76 ] && { grep -q ompi_comm_revoke_local "$name.err" || curve "$name" | grep -q "^$steps "; }; then
         echo ended >>struck
         return
     fi

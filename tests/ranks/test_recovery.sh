@@ -38,6 +38,12 @@ loses pair 2 kill:rank=0,step=2 'rank 0 died after the update of step 1' # the v
 loses pair 2 kill:rank=0,phase=validation,step=5 'rank 0 died after the update of step 5'
 loses pair 2 kill:rank=1,phase=saving,step=10 'rank 1 died after the update of step 10'
 loses pair 2 kill:rank=0,phase=saving,step=20 'rank 0 died after the update of step 20'
+# After the last step, when all is saved.
+loses pair 2 kill:rank=0,phase=ending 'rank 0 died after the update of step 20; 1 ranks go on with dp_replicate 1'
+loses pair 2 kill:rank=1,phase=ending 'rank 1 died after step 20; 1 ranks go on with dp_replicate 1' data.audit=false
+for name in pair-kill-rank-[01]-phase-ending; do
+    [ "$(grep -c '"event": "finished"' "$name/journal.jsonl")" -eq 1 ] || fail "$name: the journal says $(tail -3 "$name/journal.jsonl")"
+done
 for axis in dp_shard tp pp cp; do
     whole "$axis" 4 "mesh.$axis=2"
     loses "$axis" 4 kill:rank=$((RANDOM % 4)),step=9 '2 ranks go on with dp_replicate 1; rank [0-3] left' "mesh.$axis=2"
@@ -53,14 +59,18 @@ strike_one() { # NUMBER MESH: the first run of a mesh is left alone
     [ "$2" = dp ] && number=2
     case $2 in
     dp) ;;
+    twice) words+=(mesh.dp_replicate=4) ;;
     ep) words+=("${moe[@]}" mesh.dp_shard=2 mesh.ep=2) ;;
     *) words+=("mesh.$2=2") ;;
     esac
     [ -d "long-$2" ] || whole "long-$2" "$number" "${words[@]}"
+    twice=
+    [ "$2" != twice ] || twice=1
     strike "struck-$1" "long-$2" "$number" "${words[@]}"
 }
-meshes=(dp dp_shard pp tp cp ep)
-for i in $(seq "${KILLS:-2}"); do strike_one "$i" "${meshes[RANDOM % 6]}"; done
+# twice: another rank is killed shortly after the first one, mostly during the recovery.
+meshes=(dp dp_shard pp tp cp ep twice)
+for i in $(seq "${KILLS:-2}"); do strike_one "$i" "${meshes[RANDOM % 7]}"; done
 echo "ranks struck in ${KILLS:-2} runs: $recovered recoveries, $ended runs ended with 76"
 
 # ---- one death after another, until a rank has no replica ----

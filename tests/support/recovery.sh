@@ -88,19 +88,25 @@ ranks_of() {
     done
 }
 recovered=0 ended=0
-# strike NAME WHOLE RANKS WORD...: a run of 240 steps; kills one of the ranks, some time after the first step. A run that is not left before its end recovers.
+# strike NAME WHOLE RANKS WORD...: a run of 240 steps; kills one of the ranks, some time after the first step, and with `twice` another one less
+# than 0.1 s later. A run that is not left before its end recovers.
 strike() {
-    local name=$1 of=$2 number=$3 run pids status=0
+    local name=$1 of=$2 number=$3 run pids at status=0
     shift 3
     "$weft" train run.yaml run.dir="$name" -n "$number" "$@" >/dev/null 2>"$name.err" </dev/null &
     run=$!
     until [ -s "$name/metrics.jsonl" ] || is_gone $run; do sleep 0.01; done
     sleep "0.$(printf %03d $((RANDOM % 500)))"
     mapfile -t pids < <(ranks_of $run)
-    [ ${#pids[@]} -eq 0 ] || kill -KILL "${pids[RANDOM % ${#pids[@]}]}" 2>/dev/null
+    at=$RANDOM
+    [ ${#pids[@]} -eq 0 ] || kill -KILL "${pids[at % ${#pids[@]}]}" 2>/dev/null
+    if [ -n "${twice:-}" ] && [ ${#pids[@]} -gt 1 ]; then
+        sleep "0.0$(printf %02d $((RANDOM % 100)))"
+        kill -KILL "${pids[(at + 1 + RANDOM % (${#pids[@]} - 1)) % ${#pids[@]}]}" 2>/dev/null
+    fi
     wait $run || status=$?
-    # Status 76 is that of a death after the last step or of a crash of Open MPI.
-    if [ "$status" -eq 76 ] && { grep -q ompi_comm_revoke_local "$name.err" || curve "$name" | grep -q '^240 '; }; then
+    # Over MPI, status 76 is that of a death after the last step or of a crash of Open MPI.
+    if [ -n "$over_mpi" ] && [ "$status" -eq 76 ] && { grep -q ompi_comm_revoke_local "$name.err" || curve "$name" | grep -q '^240 '; }; then
         ended=$((ended + 1))
         return
     fi

@@ -1,6 +1,5 @@
-/* Listening and calling: at "HOST:PORT" over TCP, at "@NAME" over a Unix socket of this machine, and at ranks
- * themselves. Descriptors that
- * are called or listened at are closed by exec. */
+/* Listening and calling: at "HOST:PORT" over TCP, at "@NAME" over a Unix socket of this machine, and at
+ * ranks themselves. Descriptors that are called or listened at are closed by exec. */
 #ifndef WEFT_COMM_SOCKETS_ADDRESS_H
 #define WEFT_COMM_SOCKETS_ADDRESS_H
 

@@ -3,10 +3,9 @@
  *   +-- signals (signalfd): SIGCHLD: a rank has ended; those for the ranks
  *   +-- words of the ranks (comm/tell.h) <--- pipe
  *
- * When a rank dies, all others are killed, or with `tolerant` go on. Until a rank has begun they cannot: all
- * are killed then, and, if all
- * are here, started again once, since nothing is lost. Ranks that learn of a death before this process does
- * say so, and wait to be killed.
+ * When a rank dies, all others are killed, or with `tolerant` go on. Until that rank has begun they cannot:
+ * all are killed then, and, if all are here, started again once, since nothing is lost. Ranks that learn of a
+ * death before this process does say so, and wait to be killed.
  *
  * Above it may be launch.c, for weft train -n: that one reads what is printed here, and decides what the
  * run's end means. */
@@ -154,9 +153,8 @@ static void take_ended(Spawn *s) {
         }
 }
 
-/* A terminal sends SIGINT to all of its foreground job: the ranks have it. One that was sent to this process
- * alone is passed on, as a
- * request to save and stop, and the second one as that to end at once. */
+/* A terminal sends SIGINT to all of its foreground job: the ranks have it. One that was sent to this
+ * process alone is passed on, as a request to save and stop, and the second one as that to end at once. */
 static void take_interrupt(Spawn *s, bool alone) {
     s->interrupts++;
     if (alone && s->interrupts <= 2) signal_ranks(s, s->interrupts == 1 ? SIGUSR1 : SIGUSR2);
@@ -198,8 +196,8 @@ static bool any_starts(const Spawn *s) {
     return false;
 }
 
-/* The first rank that has ended badly before it had begun, while others start: these would wait for it. -1:
- * none. */
+/* The first rank that has ended badly before it had begun, while others start: these would wait for it.
+ * -1: none. */
 static int find_missing(const Spawn *s) {
     for (int i = 0; any_starts(s) && i < s->terms->ranks; i++)
         if (!s->ranks[i].process && !s->ranks[i].begun && is_bad(s->ranks[i].status)) return i;
