@@ -1,12 +1,12 @@
 /* Makes the failure of one rank the failure of all, and finds ranks that hang.
  *
- *  1. A rank that fails tells the others (a control message). Rank 0 selects who prints: the first failed rank
- *     that it hears of, or itself if it fails before it has heard of any. (If rank 0 is known to be dead, the
- *     lowest rank that is not does.) That rank prints, then ends the job; the others that failed stay silent
- *     until they are ended. So one rank prints, however many fail, and however late messages are. Only if rank
- *     0 does not answer for ANSWER_MS, the lowest of those that know of each other prints. The control message
- *     also ends the wait of a waiting rank. A rank whose communicator breaks listens for CAUSE_MS whether
- *     another one knows why, before it fails by itself.
+ *  1. A rank that fails tells the others (a control message). Rank 0 selects who prints: the first failed
+ *     rank that it hears of, or itself if it fails before it has heard of any. (If rank 0 is known to be
+ *     dead, the lowest rank that is not does.) That rank prints, then ends the job; the others that failed
+ *     stay silent until they are ended. So one rank prints, however many fail, and however late messages
+ *     are. Only if rank 0 does not answer for ANSWER_MS, the lowest of those that know of each other prints.
+ *     The control message also ends the wait of a waiting rank. A rank whose communicator breaks listens for
+ *     CAUSE_MS whether another one knows why, before it fails by itself.
  *
  *  2. The watchdog is a thread on every rank, from before MPI is initialised until after it is finalised.
  *     States of its own rank:

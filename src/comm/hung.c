@@ -228,8 +228,7 @@ bool hung_condemn(Comm *c) {
     bool found = false;
     if (!atomic_load(&c->ends_hung)) return false;
     forgive(c);
-    for (Hang hang = HANG_STOPPED; hang < HANG_NOT && !found; hang++)
-        found = end_all_of(c, hang);
+    for (Hang hang = HANG_STOPPED; hang < HANG_NOT && !found; hang++) found = end_all_of(c, hang);
     return found || spare_awake(c);
 }
 

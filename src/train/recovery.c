@@ -600,7 +600,10 @@ static void name_mesh(const Trainer *t, char *out, size_t size) {
 static void name_moment(const Trainer *t, char *out, size_t size) {
     long long step = t->state.step;
     bool ends = step >= t->c->train.steps;
-    snprintf(out, size, "%s step %lld", recovery_made(t) ? "after the update of" : ends ? "after" : "in",
+    snprintf(out, size, "%s step %lld",
+             recovery_made(t) ? "after the update of"
+             : ends           ? "after"
+                              : "in",
              step + !ends);
 }
 
