@@ -8,7 +8,7 @@
  *     comm.c           checks, takes the lock, makes an operation, returns its request
  *     transfer.c       splits it into messages and buckets, sums what arrives in the canonical order
  *     communicators.c  the same from GPU to GPU; staging.c stages tensors of GPUs through the host
- *     transport.h      carries messages: mpi/, loopback/
+ *     transport.h      carries messages: mpi/, sockets/, loopback/
  *     small.c          barriers, records, broadcasts: messages of the same kind, waited for
  *     failure.c        control messages about failures, and the watchdog
  *     repair.c         goes on without ranks that died, where the transport can; hung.c kills those that hang
@@ -106,7 +106,7 @@ ErrorCode comm_make_channels(Comm *c, Error *err) {
 
 static ErrorCode open_channels(Comm *c, Error *err) {
     comm_lock(c);
-    comm_blocked(c, "MPI start");
+    comm_blocked(c, "making channels");
     ErrorCode code = comm_make_channels(c, err);
     comm_blocked(c, NULL);
     comm_unlock(c);
@@ -157,7 +157,7 @@ static ErrorCode open_launched(Comm *c, const LaunchedEnv *launched, Error *err)
     c->rank_variable = launched->rank_variable;
     if (launched->rank >= 0) c->rank = launched->rank;
     if (c->watch.describe) TRY(watchdog_start(c, err));
-    comm_blocked(c, "MPI start");
+    comm_blocked(c, launched->sockets ? "joining the other ranks" : "MPI start");
     ErrorCode code =
         launched->sockets
             ? sockets_transport_open(&c->transport, launched->rank, launched->size, COMM_EVENTS, err)

@@ -1,7 +1,7 @@
 /* Communication between the processes of a run (the ranks). Each process has one Comm.
  *
- * comm_open joins the other ranks when a launcher (mpirun, srun, ...) started this process. Otherwise there
- * is one rank, MPI is never initialised, and every call below works trivially.
+ * comm_open joins the other ranks when a launcher (mpirun, srun, weft launch) started this process. Otherwise
+ * there is one rank, MPI is never initialised, and every call below works trivially.
  *
  * Rules
  *  1. Groups are sets of axes (comm/mesh.h). All ranks of a group start the same operations on that set, in
@@ -9,8 +9,8 @@
  *     independent of each other.
  *  2. Operations are asynchronous. They make progress whenever the program calls comm_poll or waits, or in
  *     the progress thread. The memory passed to an operation belongs to it until it has ended. After
- *     comm_set_mesh operations allocate nothing, except for a record of comm_combine larger than any before
- *     and the result of comm_gather.
+ *     comm_set_mesh operations allocate nothing, except for a record of comm_combine larger than any before,
+ *     the result of comm_gather, and what the transport allocates (transport.h, rule 5).
  *  3. Results do not depend on timing. fp32 sums are taken in one canonical tree over the ranks of the group
  *     (base/tree.h), whether in one step or in two. Integer sums are exact (modulo 2^64).
  *  4. Data crosses the network once: each rank sends and receives (n-1)/n of the data in an all-gather or a
@@ -43,8 +43,9 @@ typedef struct Comm Comm;
 
 /* ---- processes ---- */
 
-/* Joins over MPI if a launcher started this process. Fails with ERR_UNAVAILABLE when the launcher and the MPI
- * library do not match: every process would then believe that it is alone, and all would do the same work. */
+/* Joins the other ranks if a launcher started this process: over sockets if WEFT_MEET is set, otherwise over
+ * MPI. Fails with ERR_UNAVAILABLE when the launcher and the MPI library do not match: every process would
+ * then believe that it is alone, and all would do the same work. */
 ErrorCode comm_open(Comm **c, Error *err);
 
 /* The watchdog finds ranks that hang. If nothing arrives in a wait for `seconds` (0: no limit) and no rank is

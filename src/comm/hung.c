@@ -1,8 +1,8 @@
 /* Kills ranks that hang, so that the others go on as if these had died (repair.h).
  *
- * Nobody is taken for dead who is not: a rank that hangs gets SIGKILL, the transport reports its death, and
- * the repair is that of any death. So nothing has to be fenced: a rank that was stopped and is continued
- * never runs again, and writes nothing.
+ * The watchdog takes no living rank for dead: a rank that hangs gets SIGKILL, the transport reports its
+ * death, and the repair is the same as for any death. So nothing has to be fenced: a rank that was stopped
+ * never runs again, even if it is continued, and writes nothing.
  *
  *  H1. A question of the watchdog (failure.c) has shown who hangs: ranks that do not answer, or that answer
  *      that they are busy without progress. The lowest rank that asked decides; the others ask again if it

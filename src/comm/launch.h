@@ -15,8 +15,8 @@ typedef struct LaunchedEnv {
     const char *variable, *rank_variable;
 } LaunchedEnv;
 
-/* Looks for the environment variables that mpirun (Open MPI), mpiexec (MPICH, Intel MPI: PMI), PMIx and srun
- * set. */
+/* Looks for the environment variables that weft launch, mpirun (Open MPI), mpiexec (MPICH, Intel MPI: PMI),
+ * srun and PMIx set, in this order. */
 LaunchedEnv launched_env_find(void);
 /* Fails with ERR_USAGE if this is a rank over sockets without the number of all ranks. */
 ErrorCode launched_env_incomplete(Error *err);

@@ -4,7 +4,8 @@
  * This happens before MPI is initialised: a process that no launcher started must not call MPI_Init, which
  * may take seconds, start a daemon, or fail where MPI is not set up.
  *
- * Elsewhere called: RANK, WORLD_SIZE and MASTER_ADDR of torchrun. The rendezvous is MPI's. */
+ * Elsewhere called: RANK, WORLD_SIZE and MASTER_ADDR of torchrun. The rendezvous is that of MPI, or of
+ * sockets where WEFT_MEET is set. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -44,7 +44,8 @@ const Option mesh_options[] = {
 #undef TARGET
 #define TARGET CommOptions
 const Option comm_options[] = {
-    /* Sockets need no MPI library, start in less time, and hear of every death; MPI has faster networks. */
+    /* Sockets do not use the MPI library, start in less time, and report every death. MPI supports faster
+     * networks. */
     CHOICE(
         "comm.transport", transport, "mpi", CHOICE_WORDS(TRANSPORTS), NOTHING,
         "How -n N starts and joins ranks: mpirun and MPI, or weft launch and sockets (Unix sockets inside a "

@@ -65,8 +65,9 @@ bool comm_is_broken(Comm *c);
  * called this. OK also where repairs are not allowed, without a message. */
 ErrorCode comm_commit(Comm *c, Error *err);
 
-/* All living ranks call it, after comm_allow_repair has returned OK. Fails with ERR_PEER when ranks go on
- * dying, or with another code if this rank has failed by itself. */
+/* All living ranks call it, after comm_allow_repair has returned OK. Fails with ERR_PEER when ranks keep
+ * dying, or with another code if this rank has failed by itself. Over sockets this and comm_commit end the
+ * process if its part of a divided job must not go on (sockets/agreement.c). */
 ErrorCode comm_repair(Comm *c, CommRepair *out, Error *err);
 
 /* ---- ranks set aside: spares ----

@@ -14,7 +14,9 @@
  *     end. Between `begin` and `end` a transport may hold posts back; the caller must not wait there.
  *  4. An event is a number below `events`, chosen by the caller. It can be used again once its end was
  *     reported.
- *  5. Nothing is allocated after the last join, except by MPI itself. */
+ *  5. Nothing is allocated after the last join, except by MPI itself, and by sockets for agreements, for
+ *     failures, and for messages that arrive before their receives are posted once the pools are empty (4,096
+ *     offers, 512 short messages). */
 #ifndef WEFT_COMM_TRANSPORT_H
 #define WEFT_COMM_TRANSPORT_H
 
@@ -73,8 +75,9 @@ typedef struct TransportKind {
      * open sends, and renumbers the ranks: rank p of now was old[p]. A failure may concern this rank alone;
      * `size` and old[] say whether it came before or after the ranks were renumbered. */
     int (*shrink)(CommTransport *transport, int *old /* [size before], filled with 0, 1, ... */);
-    /* Collective over the ranks that live. Whether all are well and none has died since shrink: the same
-     * answer for all. */
+    /* Collective over the living ranks. Returns whether all are well and none has died since shrink; all
+     * ranks get the same answer. Over sockets agree and shrink end this process if it belongs to the smaller
+     * part of a divided job. */
     bool (*agree)(CommTransport *transport, bool well);
     /* The next two: NULL if the transport cannot do it. */
     /* Until the next shrink these ranks join no channel and are not waited for there; they take part in agree

@@ -385,7 +385,8 @@ static ErrorCode check_partner_copy(const Config *c, const OptionSet *set, Error
     return OK;
 }
 
-/* Of what in_place needs, what no mesh changes. The rest is known when a run starts (recovery_check). */
+/* Checks what in_place needs of keys that a recovery does not change. setup_check (train/setup.c) checks the
+ * rest when a run starts. */
 static ErrorCode check_recovery(const Config *c, const OptionSet *set, Error *err) {
     const char *key = "recovery.mode";
     TRY(check_partner_copy(c, set, err));

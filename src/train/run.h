@@ -85,8 +85,8 @@ typedef struct Recovery {
     int count;              /* recoveries so far */
     int own;                /* number of this rank when the run began, which injected faults go by */
     int spares;             /* ranks beyond those of the mesh, when the run began */
-    Mesh mesh;              /* of the ranks that hold shards, ... */
-    int *numbers;           /* [ranks, spares] and which of its ranks each one is, or RECOVERY_SPARE */
+    Mesh mesh;              /* of the ranks that hold shards */
+    int *numbers;           /* [ranks, spares] of each one, its number in `mesh`, or RECOVERY_SPARE */
     int *names;             /* [ranks, spares] their numbers when the run began, for messages */
     bool mesh_changed;      /* the configuration does not have it yet */
     bool torn;              /* this rank has half an update */
@@ -207,9 +207,10 @@ void receipt_close(Trainer *t);
 /* Warns, once, if recovery.mode is in_place and this run cannot go on without ranks that die. */
 ErrorCode recovery_open(Trainer *t, Error *err);
 void recovery_close(Trainer *t);
-/* At the start of each step: to here a recovery returns. */
+/* To be called at the start of each step. A recovery returns to this point. */
 void recovery_mark(Trainer *t);
-/* After the step that is under way was made: returns it when a recovery has gone back to its start. */
+/* Keeps the result of the step that was just made. After a recovery that goes back to its start,
+ * recovery_made returns it. */
 void recovery_keep(Trainer *t, const StepResult *r, double seconds);
 const MadeStep *recovery_made(const Trainer *t); /* the step under way, if it is made already; or NULL */
 /* Whether the failure that loop has returned can be recovered from. */
@@ -257,9 +258,10 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err);
 /* Takes over the contents of the data once all remote files have come, for the next checkpoint. Refuses other
  * contents than those of the checkpoint that the run began with. */
 ErrorCode run_note_contents(Trainer *t, Error *err);
-/* The same after a recovery, for other ranks: from the plan on, with the weights in t->recovery.state. */
+/* run_begin after a recovery: from the plan on, for the ranks that are left, with the weights in
+ * t->recovery.state. */
 ErrorCode run_begin_again(Trainer *t, OptionSet *set, Error *err);
-/* Closes what that opens, except for the engine. */
+/* Closes what run_begin_again opens, except for the engine. */
 void run_close_records(Trainer *t);
 
 /* ---- records.c ---- */

@@ -55,7 +55,7 @@ kill_left() { ip netns pids "$left" | xargs -r kill -KILL 2>/dev/null; }
 kill_right() { ip netns pids "$right" | xargs -r kill -KILL 2>/dev/null; }
 ends() { # DIR NAMESPACE STATUS: the smaller part
     [ "$3" -eq 76 ] || fail "$1: the smaller part ends with $3: $(tail -3 "$1.$2.err")"
-    has "$1.$2.err" 'are not heard of, and may go on without the'
+    has "$1.$2.err" 'cannot be reached and may go on without'
 }
 
 parts small_right 3 cut_cable 5 mesh.dp_replicate=4

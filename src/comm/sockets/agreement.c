@@ -226,12 +226,13 @@ static int count_of(const uint64_t *set, int words) {
 
 static void check_majority(Sockets *s, Opinion *o) {
     int living = s->transport.size - count_of(o->sets, o->words), silent = count_of(silent_of(o), o->words);
-    char why[160];
+    char why[256];
     if (set_has(o->sets, s->transport.rank)) agreement_leave("the other ranks go on without it");
     if (living > silent || (living == silent && !set_has(o->sets, 0))) return;
     snprintf(why, sizeof why,
-             "%d of %d ranks are not heard of, and may go on without the %d that hear each other", silent,
-             s->transport.size, living);
+             "%d of %d ranks cannot be reached and may go on without %s. Only the larger part of a run may "
+             "write its directory; start the run again if no part goes on",
+             silent, s->transport.size, living == 1 ? "it" : "those that this one reaches");
     agreement_leave(why);
 }
 

@@ -692,7 +692,7 @@ static const TransportKind sockets = {.name = "sockets",
                                       .set_aside = set_aside,
                                       .dismiss = dismiss};
 
-/* Sets *transport as soon as there is something to close. */
+/* *transport is NULL after a failure: there is nothing to close. */
 ErrorCode sockets_transport_open(CommTransport **transport, int rank, int ranks, int events, Error *err) {
     Sockets *s = mem_alloc(sizeof *s);
     *s = (Sockets){.transport = {.kind = &sockets, .size = 1, .tags = INT64_C(1) << 40}, .events = events};

@@ -22,8 +22,8 @@
 /* Seconds for which ranks wait for each other at the start; 60 if not set. */
 #define SOCKETS_PATIENCE "WEFT_MEET_S"
 
-/* Joins the other ranks. `events` limits the posts that are open at a
- * time. */
+/* Joins the other ranks at SOCKETS_MEET. `events`: posts that may be open at a time. ERR_USAGE for a wrong
+ * address or rank, ERR_PEER if not all ranks come in time; *transport is NULL then. */
 ErrorCode sockets_transport_open(CommTransport **transport, int rank, int ranks, int events, Error *err);
 
 #endif
