@@ -17,7 +17,8 @@ static const Flag flags[] = {
 static ErrorCode run_launch(const Arguments *args, Error *err) {
     int64_t ranks = 0, first = 0, of;
     TRY(arguments_int(args, "--ranks", 1, 4096, &ranks, err));
-    if (!ranks) return error_set(err, ERR_USAGE, "launch: how many ranks? -n N");
+    if (!ranks)
+        return error_set(err, ERR_USAGE, "launch: -n N is missing: give the number of ranks on this machine");
     of = ranks;
     TRY(arguments_int(args, "--first", 0, 1000000, &first, err));
     TRY(arguments_int(args, "--of", 1, 1000000, &of, err));
@@ -25,15 +26,16 @@ static ErrorCode run_launch(const Arguments *args, Error *err) {
                         arguments_has(args, "--tolerant")};
     if (first + ranks > of)
         return error_set(err, ERR_USAGE,
-                         "launch: ranks %lld to %lld of %lld: --of is the number of all ranks",
+                         "launch: --first and -n name ranks %lld to %lld, but --of is %lld: set --of to the "
+                         "number of ranks on all machines",
                          (long long)first, (long long)(first + ranks - 1), (long long)of);
     if (terms.meet && strlen(terms.meet) > 255)
         return error_set(err, ERR_USAGE, "launch: --meet has more than 255 characters");
     if (of > ranks && !terms.meet)
-        return error_set(
-            err, ERR_USAGE,
-            "launch: %lld of %lld ranks are on other machines: where do they meet? --meet HOST:PORT",
-            (long long)(of - ranks), (long long)of);
+        return error_set(err, ERR_USAGE,
+                         "launch: %lld of %lld ranks are on other machines, but --meet is missing: give "
+                         "--meet HOST:PORT, the machine of rank 0 and a free port there",
+                         (long long)(of - ranks), (long long)of);
     return sockets_spawn(&terms, (char *const *)(uintptr_t)args->operands, err);
 }
 

@@ -373,6 +373,10 @@ static ErrorCode judge(const Launch *l, Error *err) {
     if (WIFSIGNALED(l->status) && !(l->stuck && end.code))
         return error_set(err, (ErrorCode)(128 + WTERMSIG(l->status)), "%s was killed by signal %d",
                          l->kind->name, WTERMSIG(l->status));
+    if (end.code == CANNOT_START && l->kind->own)
+        return error_set(err, ERR_UNAVAILABLE,
+                         "%s could not start a rank (exit status %d): see the line above", l->kind->name,
+                         CANNOT_START);
     if (end.code == CANNOT_START)
         return error_set(err, ERR_UNAVAILABLE, "cannot start %s: apt-get install %s", comm_launcher(),
                          l->kind->package);
@@ -410,7 +414,8 @@ ErrorCode launch_ranks(const LaunchTerms *terms, char *const *words, Error *err)
     LaunchedEnv launched = launched_env_find();
     if (launched.by_launcher)
         return error_set(err, ERR_USAGE,
-                         "this process is one of several already (%s): start either mpirun or weft -n",
+                         "this process was started as one of several ranks (%s is set), so it cannot start "
+                         "ranks itself: leave out -n, or run weft -n without mpirun, srun or weft launch",
                          launched.variable);
     TRY(launch_own_path(program, sizeof program, err));
     TRY(take_sessions(&l, err));

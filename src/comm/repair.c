@@ -29,10 +29,13 @@ static ErrorCode can_repair(Comm *c, Error *err) {
     char problem[256] = "there is only one rank";
     const TransportKind *kind = c->joined ? c->transport->kind : NULL;
     comm_lock(c);
-    if (kind) snprintf(problem, sizeof problem, "the transport %s does not go on without them", kind->name);
+    if (kind)
+        snprintf(problem, sizeof problem, "the transport %s cannot go on without ranks that died",
+                 kind->name);
     bool can = kind && kind->can_repair && kind->can_repair(c->transport, problem, sizeof problem);
     comm_unlock(c);
-    return can ? OK : error_set(err, ERR_UNAVAILABLE, "no repair when ranks die: %s", problem);
+    return can ? OK
+               : error_set(err, ERR_UNAVAILABLE, "ranks cannot go on without one that dies: %s", problem);
 }
 
 ErrorCode comm_allow_repair(Comm *c, Error *err) {

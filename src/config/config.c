@@ -401,8 +401,8 @@ static ErrorCode check_recovery(const Config *c, const OptionSet *set, Error *er
                             "show: set numerics.mode=exact, or give the mesh spares (recovery.spares)");
     if (c->run.receipts)
         return options_fail(set, key, err,
-                            "in_place does not go with run.receipts: a dead rank takes the hashes of its "
-                            "samples with it; leave one of them out");
+                            "in_place and run.receipts cannot be combined, since the hashes of a dead rank's "
+                            "samples are lost: set recovery.mode=restart or run.receipts=false");
     return OK;
 }
 

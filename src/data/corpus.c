@@ -467,7 +467,9 @@ static ErrorCode line_length(CorpusReader *r, size_t *length, Error *err) {
         const char *newline = n > seen ? memchr(text + seen, '\n', n - seen) : NULL;
         *length = newline ? (size_t)(newline - text) + 1 : n;
         if (*length > CORPUS_LINE_LIMIT)
-            return error_set(err, ERR_DATA, "%s:%llu: line longer than %u MiB; is this a JSON-lines file?",
+            return error_set(err, ERR_DATA,
+                             "%s:%llu: the line is longer than %u MiB: split it, or, if the file is not JSON "
+                             "lines, set format in the source",
                              r->file->path, (unsigned long long)r->position.line + 1,
                              CORPUS_LINE_LIMIT >> 20);
         if (newline || r->at_end) return OK;
@@ -565,9 +567,9 @@ static ErrorCode element_length(CorpusReader *r, size_t *length, Error *err) {
     for (*length = 0;; ++*length) {
         while (*length == r->end - r->begin && !r->at_end) TRY(fill(r, err));
         if (*length > CORPUS_LINE_LIMIT)
-            return error_set(err, ERR_DATA, "%s:%llu: an element of the array is longer than %u MiB",
-                             r->file->path, (unsigned long long)r->position.line + 1,
-                             CORPUS_LINE_LIMIT >> 20);
+            return error_set(
+                err, ERR_DATA, "%s:%llu: an element of the array is longer than %u MiB: split it",
+                r->file->path, (unsigned long long)r->position.line + 1, CORPUS_LINE_LIMIT >> 20);
         if (*length == r->end - r->begin) return refuse_end(r, err);
         if (ends_element(&n, r->buffer[r->begin + *length])) return OK;
     }

@@ -888,7 +888,7 @@ static void add_left_out(Text *out, uint64_t documents, const char *why, int64_t
 static ErrorCode refuse_none(const Source *s, const TokenFigures *f, Error *err) {
     Text left = {0};
     if (is_empty(s))
-        return error_set(err, ERR_DATA, "%s: %s empty", s->name,
+        return error_set(err, ERR_DATA, "%s: %s empty: name files with contents in data.sources", s->name,
                          s->files > 1 ? "all of its files are" : "it is");
     if (held_documents(s) > 0)
         return error_set(err, ERR_DATA,

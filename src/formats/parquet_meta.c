@@ -324,7 +324,10 @@ static ErrorCode check_chunk(const Footer *f, const Chunk *c, Error *err) {
         return error_set(err, ERR_DATA, "%s: column '%s' is encrypted, which weft does not read; decrypt it",
                          f->path, f->column);
     if (c->elsewhere)
-        return error_set(err, ERR_DATA, "%s: the data of column '%s' is in another file", f->path, f->column);
+        return error_set(err, ERR_DATA,
+                         "%s: the data of column '%s' is in another file (file_path), which weft does not "
+                         "read: write a file that holds its own data",
+                         f->path, f->column);
     if (!c->has_meta || c->type != f->walk.found.element.type || !c->same_path || c->codec == NONE)
         return damaged(f, "a row group does not fit its schema", err);
     if (parquet_codec_is_read(c->codec)) return OK;

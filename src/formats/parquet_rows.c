@@ -280,7 +280,10 @@ static ErrorCode read_row(ParquetRows *r, uint64_t row, Error *err) {
     for (size_t i = 0; i < r->field_count; i++) {
         TRY((r->fields[i].list ? add_list : add_plain)(r, &r->fields[i], err));
         if (r->object.length > PARQUET_MOST_VALUE)
-            return error_set(err, ERR_DATA, "%s: row %" PRIu64 " has more than 256 MiB", r->path, row + 1);
+            return error_set(err, ERR_DATA,
+                             "%s: row %" PRIu64 " has more than 256 MiB of text, the most that weft reads: "
+                             "split it into several rows, or leave it out",
+                             r->path, row + 1);
     }
     text_puts(&r->object, "}");
     return OK;

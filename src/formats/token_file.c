@@ -18,6 +18,8 @@ enum { BLOCK_IDS = 1 << 16 };
 #endif
 enum { LLMC_HEADER = 1024, MOST_NPY_HEADER = 64 << 10 };
 
+static const char *const type_names[] = {TOKEN_TYPES(CHOICE_NAME)};
+
 struct TokenFile {
     StoredFile file;
     TokenIndex *index; /* NULL: an id tells the documents */
@@ -147,12 +149,14 @@ static ErrorCode npy_type(TokenFile *f, const Npy *n, Error *err) {
 static ErrorCode read_npy(TokenFile *f, Error *err) {
     unsigned char head[12];
     if (f->file.size < sizeof head)
-        return error_set(err, ERR_DATA, "%s: truncated NumPy array", f->file.path);
+        return error_set(err, ERR_DATA, "%s: truncated NumPy array; fetch the file again", f->file.path);
     TRY(stored_read(&f->file, 0, head, sizeof head, err));
     bool wide = head[6] > 1;
     uint64_t length = little_endian(head + 8, wide ? 4 : 2), begin = wide ? 12 : 10;
     if (head[6] < 1 || head[6] > 3 || length > MOST_NPY_HEADER || length > f->file.size - begin)
-        return error_set(err, ERR_DATA, "%s: damaged NumPy array: version %d, a header of %" PRIu64 " bytes",
+        return error_set(err, ERR_DATA,
+                         "%s: damaged NumPy array: version %d, a header of %" PRIu64
+                         " bytes; fetch the file again",
                          f->file.path, head[6], length);
     char *text = mem_alloc((size_t)length + 1);
     ErrorCode code = stored_read(&f->file, begin, text, (size_t)length, err);
@@ -172,14 +176,18 @@ static ErrorCode read_npy(TokenFile *f, Error *err) {
 static ErrorCode read_llmc(TokenFile *f, uint64_t magic, Error *err) {
     unsigned char head[12];
     if (f->file.size < LLMC_HEADER)
-        return error_set(err, ERR_DATA, "%s: truncated token file of llm.c", f->file.path);
+        return error_set(err, ERR_DATA, "%s: truncated token file of llm.c; fetch the file again",
+                         f->file.path);
     TRY(stored_read(&f->file, 0, head, sizeof head, err));
     uint64_t version = little_endian(head + 4, 4);
     if (magic == 20240522)
         return error_set(err, ERR_DATA, "%s: an evaluation file of llm.c, not ids to train on", f->file.path);
-    if (version != (magic == 20240520 ? 1 : 7))
-        return error_set(err, ERR_DATA, "%s: a token file of llm.c of unknown version %" PRIu64, f->file.path,
-                         version);
+    uint64_t known = magic == 20240520 ? 1 : 7;
+    if (version != known)
+        return error_set(err, ERR_DATA,
+                         "%s: a token file of llm.c of version %" PRIu64 ": expected version %" PRIu64
+                         "; write it again with llm.c's present scripts",
+                         f->file.path, version, known);
     set_type(f, magic == 20240520 ? TOKEN_UINT16 : TOKEN_UINT32);
     f->data = LLMC_HEADER;
     f->total = little_endian(head + 8, 4);
@@ -220,7 +228,9 @@ static ErrorCode read_plain(TokenFile *f, TokenType type, Error *err) {
     set_type(f, type);
     f->total = f->file.size / f->width;
     if (f->file.size % f->width == 0) return OK;
-    return error_set(err, ERR_DATA, "%s: %" PRIu64 " bytes are no whole number of ids of %u bytes",
+    return error_set(err, ERR_DATA,
+                     "%s: %" PRIu64 " bytes are not a multiple of %u, the bytes of an id: set dtype to the "
+                     "type of the ids, or fetch the file again",
                      f->file.path, f->file.size, f->width);
 }
 
@@ -245,8 +255,8 @@ static ErrorCode read_header(TokenFile *f, TokenType type, bool *llmc, Error *er
     else
         TRY(*llmc ? read_llmc(f, magic, err) : read_plain(f, type, err));
     if (type == TOKEN_TYPE_AUTO || type == f->type) return OK;
-    return error_set(err, ERR_DATA, "%s: its header states another dtype than the source: leave dtype out",
-                     f->file.path);
+    return error_set(err, ERR_DATA, "%s: its header states %s, but the source has dtype: %s: leave dtype out",
+                     f->file.path, type_names[f->type], type_names[type]);
 }
 
 /* ---- ids ---- */
@@ -259,7 +269,7 @@ static int32_t id_at(const TokenFile *f, size_t i) {
 /* A vocabulary of 32 bits is rarely read as one of 16, or the other way round, without a trace. */
 static const char *guess(const TokenFile *f, uint64_t id) {
     if (f->width == 4 && id > UINT16_MAX && id % 65536 < f->vocabulary && id / 65536 < f->vocabulary)
-        return "; it looks like uint16";
+        return "; it looks like uint16: give the source dtype: uint16";
     return "; it was made by another tokenizer than data.tokenizer";
 }
 
@@ -281,8 +291,10 @@ static ErrorCode check_width(const TokenFile *f, Error *err) {
     size_t zeros = 0, pairs = f->count / 2;
     for (size_t i = 0; i < pairs; i++) zeros += f->ids[2 * i + 1] == 0;
     if (f->width != 2 || f->block > 0 || pairs < 32 || zeros < pairs - pairs / 50) return OK;
-    return error_set(err, ERR_DATA, "%s: every second id is 0: it looks like uint32, not uint16",
-                     f->file.path);
+    return error_set(
+        err, ERR_DATA,
+        "%s: every second id is 0, as in a file of uint32 read as uint16: give the source dtype: uint32",
+        f->file.path);
 }
 
 /* The block of id `next`. */

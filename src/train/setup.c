@@ -70,9 +70,9 @@ static ErrorCode check_recovery(const Config *c, Error *err) {
                          "mesh.dp_replicate is %lld: set it to 2 or more, or set recovery.partner_copy=true",
                          (long long)c->mesh.dp_replicate);
     if (strcmp(device_kind(c->run.device), "cuda") == 0)
-        return error_set(err, ERR_CONFIG,
-                         "recovery.mode in_place is not in this version with run.device: cuda; set "
-                         "recovery.mode=restart");
+        return error_set(
+            err, ERR_CONFIG,
+            "recovery.mode in_place works on CPUs only, and run.device is cuda: set recovery.mode=restart");
     return OK;
 }
 

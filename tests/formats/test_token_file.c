@@ -184,25 +184,26 @@ static void test_bad_headers(void **state) {
     refuse_npy("<u2", "(4, 'x': 1)", 8, "its shape is not one of numbers");
     refuse_npy("<u2'), ('b", "(4,)", 8, "its header has an unknown key");
     expect_refused("\x93NUMPY\x01\0\xff\xff{'de", 14, &any, "damaged NumPy array");
-    expect_refused("\x93NUMPY\x01", 7, &any, "truncated NumPy array");
+    expect_refused("\x93NUMPY\x01", 7, &any, "truncated NumPy array; fetch");
     expect_refused("\x93NUMPY\x01\0\x02\0{}", 12, &any, "its header is incomplete");
     expect_refused("abcd", 4, &any, "give the source dtype: uint16, uint32 or int32");
-    expect_refused("abc", 3, &u16, "3 bytes are no whole number of ids of 2 bytes");
+    expect_refused("abc", 3, &u16, "3 bytes are not a multiple of 2, the bytes of an id: set dtype");
     expect_refused("MMIDIDX\0\0\1\0\0", 12, &any, "an index of Megatron, not ids: name the .bin next to it");
     Text file = {0};
     add_llmc(&file, 20240522, 1, 0);
     expect_refused(file.data, file.length, &any, "an evaluation file of llm.c");
-    expect_refused(file.data, 100, &any, "truncated token file of llm.c");
+    expect_refused(file.data, 100, &any, "truncated token file of llm.c; fetch");
     text_clear(&file);
     add_llmc(&file, 20240520, 2, 0);
-    expect_refused(file.data, file.length, &any, "unknown version 2");
+    expect_refused(file.data, file.length, &any, "of version 2: expected version 1");
     text_clear(&file);
     add_llmc(&file, 20240520, 1, 3);
     expect_refused(file.data, file.length, &any, "states 3 ids of 2 bytes, but 0 bytes follow");
     text_clear(&file);
     add_npy(&file, "<u4", "(1,)");
     text_add(&file, "\1\0\0\0", 4);
-    expect_refused(file.data, file.length, &u16, "its header states another dtype");
+    expect_refused(file.data, file.length, &u16,
+                   "its header states uint32, but the source has dtype: uint16: leave dtype out");
     text_free(&file);
     TokenFile *f;
     assert_int_equal(token_file_open(&f, files_path("missing.bin"), &u16, &err), ERR_NOINPUT);
@@ -227,7 +228,8 @@ static void test_bad_ids(void **state) {
     text_clear(&file);
     for (int i = 0; i < 20; i++) add_ids(&file, text, 4, 4);
     o.type = TOKEN_UINT16;
-    expect_refused(file.data, file.length, &o, "every second id is 0: it looks like uint32");
+    expect_refused(file.data, file.length, &o,
+                   "every second id is 0, as in a file of uint32 read as uint16: give the source dtype");
     o = options(TOKEN_UINT32, BOUNDARY_AUTO, END);
     expect_refused(file.data, file.length, &o,
                    "id 50256, which stands between documents, is not among its first 80");

@@ -21,11 +21,11 @@ exits 127 launch -n 2 ./nothing
 has err 'cannot start ./nothing'
 exits 64 launch -n 1 sh -c 'exit 64'
 expect 2 launch sh
-has err 'how many ranks?'
+has err '-n N is missing'
 expect 2 launch -n 2 --of 4 sh
-has err 'where do they meet?'
+has err '2 of 4 ranks are on other machines, but --meet is missing'
 expect 2 launch -n 2 --of 4 --first 3 --meet localhost:1 sh
-has err 'ranks 3 to 4 of 4'
+has err 'name ranks 3 to 4, but --of is 4'
 
 # SIGTERM and SIGINT ask every rank to save and stop, and SIGQUIT kills all.
 waiting='trap "echo \$WEFT_RANK stops; exit 75" USR1; echo $$ >>pids; while :; do sleep 0.02; done'

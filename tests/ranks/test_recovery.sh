@@ -12,7 +12,7 @@ recovery_run
 # ---- what is refused ----
 
 refuses 'recovery.mode: in_place changes how many ranks sum the gradients' numerics.mode=fast
-refuses 'recovery.mode: in_place does not go with run.receipts' run.receipts=true
+refuses 'recovery.mode: in_place and run.receipts cannot be combined' run.receipts=true
 refuses 'recovery.mode in_place takes the weights of a dead rank from a replica' mesh.dp_replicate=1
 
 # ---- without ULFM: a warning, and a dead rank ends the run, which restarts ----

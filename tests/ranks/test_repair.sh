@@ -13,7 +13,7 @@ refused() {
     shift
     timeout -k 5 1500 "$@" -n 2 "$program" >out 2>err </dev/null || status=$?
     [ "$status" -eq 69 ] || fail "$*: exit status $status: $(tail -3 err)"
-    [ "$(grep -c 'no repair when ranks die' err)" -eq 1 ] || fail "$*: not refused once: $(tail -5 err)"
+    [ "$(grep -c 'ranks cannot go on without one that dies' err)" -eq 1 ] || fail "$*: not refused once: $(tail -5 err)"
     has err "$text"
 }
 # shellcheck disable=SC2086

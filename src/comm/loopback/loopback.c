@@ -240,7 +240,8 @@ static bool test(CommTransport *transport, int event, TransportEnd *out) {
 }
 
 static void explain(int error, char *out, size_t size) {
-    snprintf(out, size, "%s", error == TOO_LONG ? "the message is longer than was expected" : "no error");
+    snprintf(out, size, "%s",
+             error == TOO_LONG ? "a message is longer than its receive: this is a bug in weft" : "no error");
 }
 
 static void abort_all(CommTransport *transport, int status) {

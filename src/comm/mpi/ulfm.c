@@ -40,7 +40,8 @@ void ulfm_problem(char *out, size_t size) {
     *out = 0;
     if (!has_ulfm())
         snprintf(out, size,
-                 "%s has no ULFM: Open MPI 5.0.10 or newer has it (\"tools/setup.sh ulfm\" installs it)",
+                 "%s has no ULFM: set comm.transport=sockets, or use Open MPI 5.0.10 or newer "
+                 "(\"tools/setup.sh ulfm\" installs it)",
                  comm_library_name(library, sizeof library));
     else if (!is_tolerant())
         snprintf(out, size, "mpirun was started without fault tolerance: start it with \"--with-ft ulfm\"");

@@ -453,7 +453,9 @@ static void explain(int error, char *out, size_t size) {
     case SOCKETS_DEAD: snprintf(out, size, "rank %d has ended", rank); return;
     case SOCKETS_SILENT: snprintf(out, size, "rank %d cannot be reached any more", rank); return;
     case SOCKETS_REVOKED: snprintf(out, size, "another rank has begun a repair"); return;
-    case SOCKETS_TOO_LONG: snprintf(out, size, "the message is longer than was expected"); return;
+    case SOCKETS_TOO_LONG:
+        snprintf(out, size, "a message is longer than its receive: this is a bug in weft");
+        return;
     case SOCKETS_OK:
     case SOCKETS_ERRORS: break;
     }
