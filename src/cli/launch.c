@@ -10,7 +10,7 @@ static const Flag flags[] = {
     {"--first", 0, "R", "number of the first of them; 0 if not given"},
     {"--of", 0, "M", "ranks on all machines; N if not given"},
     {"--meet", 0, "HOST:PORT", "where all ranks meet: rank 0 listens there"},
-    {"--tolerant", 0, NULL, "the others go on when a rank dies (recovery.mode=in_place)"},
+    {"--tolerant", 0, NULL, "let the others go on when a rank dies (recovery.mode=in_place)"},
     {NULL, 0, NULL, NULL},
 };
 
@@ -46,12 +46,10 @@ const Verb verb_launch = {
     .details =
         "Starts PROGRAM N times; its ranks join over Unix sockets inside a machine and TCP between machines. "
         "\"weft train -n N comm.transport=sockets\" does this by itself.\n\n"
-        "On several machines, run it on each with the same --of and --meet. --meet names the machine of rank "
-        "0 "
-        "and a port that is free there; WEFT_MEET_KEY, any text, keeps ranks of other jobs out. Under srun "
-        "it is "
-        "not needed: set WEFT_MEET=HOST:PORT for the ranks.\n\n"
-        "What a machine sends is not encrypted: use it in a network that you trust.\n\n"
+        "On several machines, run it on each with the same --of and --meet. --meet names the machine of "
+        "rank 0 and a port that is free there; WEFT_MEET_KEY, any text, keeps ranks of other jobs out. Under "
+        "srun weft launch is not needed: set WEFT_MEET=HOST:PORT for the ranks.\n\n"
+        "Messages between machines are not encrypted: use a network that you trust.\n\n"
         "Examples:\n"
         "  weft launch -n 4 weft train my.yaml mesh.pp=2\n"
         "  weft launch -n 4 --of 8 --first 0 --meet node1:29500 weft train my.yaml    on node1\n"

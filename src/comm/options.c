@@ -35,9 +35,10 @@ const Option mesh_options[] = {
         "cp, which send each other the tokens; a power of two. The curve has the same bits.",
         ELSEWHERE("ep_size expert_parallel_degree expert_model_parallel_size")),
     INT("mesh.etp", etp, "0", 0, 1e6, NOTHING,
-        "Tensor-parallel ranks of an expert: mesh.tp (0), or 1: experts are whole, mesh.ep is a multiple of "
-        "mesh.tp and spans its ranks too, and each of these sends only its own tokens. The curve has the "
-        "same bits at one numerics.etp_invariant_up_to.",
+        "Tensor-parallel ranks of an expert. 0 (or mesh.tp): experts are split over mesh.tp, like an MLP. 1: "
+        "experts are whole; mesh.ep then includes the ranks of tp, so it is a multiple of mesh.tp, and each "
+        "rank dispatches only its own tokens. The curve has the same bits for one value of "
+        "numerics.etp_invariant_up_to.",
         ELSEWHERE("expert_tensor_parallel_degree expert_tensor_parallel_size")),
     TABLE_END};
 
@@ -46,11 +47,10 @@ const Option mesh_options[] = {
 const Option comm_options[] = {
     /* Sockets do not use the MPI library, start in less time, and report every death. MPI supports faster
      * networks. */
-    CHOICE(
-        "comm.transport", transport, "mpi", CHOICE_WORDS(TRANSPORTS), NOTHING,
-        "How -n N starts and joins ranks: mpirun and MPI, or weft launch and sockets (Unix sockets inside a "
-        "machine, TCP between machines). The bits are the same.",
-        LOCAL, ELSEWHERE("backend distributed_backend init_method")),
+    CHOICE("comm.transport", transport, "mpi", CHOICE_WORDS(TRANSPORTS), NOTHING,
+           "How weft train -n N starts and joins ranks. mpi: by mpirun, over MPI. sockets: by weft launch, "
+           "over Unix sockets inside a machine and TCP between machines. The bits are the same.",
+           LOCAL, ELSEWHERE("backend distributed_backend init_method")),
     /* Many MPI libraries move data only during calls into them: without a thread, transfers that should be
      * hidden behind products would wait for these to end. */
     CHOICE("comm.progress_thread", progress_thread, "auto", CHOICE_WORDS(PROGRESS_THREADS), NOTHING,
@@ -65,7 +65,8 @@ const Option comm_options[] = {
         LOCAL, ELSEWHERE("hierarchical_allreduce")),
     /* Has no effect on the curve, so a resumed run may raise it. */
     REAL("comm.watchdog_s", watchdog_s, "600", 0, 1e9, NOTHING,
-         "A rank that waits this many seconds for another ends the run, and each reports what it was doing; "
-         "with recovery.mode in_place the other is killed, and the run goes on; 0: never.",
+         "Seconds for which a rank may wait for others while nothing arrives and no rank reports progress. "
+         "Then all ranks report what they were doing, and the run ends; with recovery.mode: in_place the "
+         "rank that hangs is killed, and the others go on. 0: no limit.",
          ELSEWHERE("init_timeout_seconds train_timeout_seconds ddp_timeout")),
     TABLE_END};

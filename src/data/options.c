@@ -22,8 +22,8 @@ static const Option source_options[] = {
     TEXT("key", key, "", UNKNOWN,
          "JSON lines: the member that holds the text, or the messages; empty: text, messages."),
     TEXT("column", column, "", UNKNOWN,
-         "Parquet: the column that holds the text, with dots for members of structs, or the messages; empty: "
-         "text, or those of conversations."),
+         "Parquet: the column that holds the text (with dots for members of structs) or the messages; empty: "
+         "`text`, or with format: chat the usual columns of conversations."),
     CHOICE(
         "chat_format", chat_format, "auto", CHOICE_WORDS(CHAT_FORMS), UNKNOWN,
         "Conversations: messages with role and content; sharegpt with from and value; alpaca: instruction, "
@@ -34,15 +34,14 @@ static const Option source_options[] = {
          "Token files: the id between documents; empty: the tokenizer's EOS; none: a file is one document."),
     CHOICE(
         "boundary", boundary, "auto", CHOICE_WORDS(TOKEN_BOUNDARIES), UNKNOWN,
-        "Token files: whether that id stands at the end of a document or at its start; auto: start for files "
-        "of llm.c and those that begin with it and do not end with it."),
+        "Token files: whether the id `end` stands at the end of each document or at its start. auto: start "
+        "for files of llm.c, and for files that begin with this id and do not end with it; otherwise end."),
     CHOICE("split", split, "file", CHOICE_WORDS(SOURCE_SPLITS), UNKNOWN,
            "What a document of a text file is; paragraphs are separated by blank lines."),
     /* Non-text is refused, since nothing else would show that a model was trained on an archive. */
-    CHOICE(
-        "encoding", encoding, "utf-8", CHOICE_WORDS(TEXT_ENCODINGS), UNKNOWN,
-        "Of text and JSON. latin-1, windows-1252 and utf-16 are converted to UTF-8; bytes: take a file as it "
-        "is, whatever it holds; else what is not UTF-8 text is refused."),
+    CHOICE("encoding", encoding, "utf-8", CHOICE_WORDS(TEXT_ENCODINGS), UNKNOWN,
+           "Encoding of text and JSON files. latin-1, windows-1252 and utf-16 are converted to UTF-8. bytes: "
+           "any content is taken as it is. Otherwise files that are not UTF-8 text are refused."),
     INT("min_bytes", min_bytes, "0", 0, MOST_EXACT, UNKNOWN,
         "Documents with fewer bytes of text are left out, and counted at every start."),
     INT("max_bytes", max_bytes, "0", 0, MOST_EXACT, UNKNOWN,
@@ -50,8 +49,8 @@ static const Option source_options[] = {
     /* Sources with one name form one set. The name becomes part of metric tags and of
      * checkpoint.keep_best. */
     TEXT("name", name, "", UNKNOWN,
-         "Validation set with figures of its own that what is held out of this, or all of it in "
-         "data.validation, belongs to; given to each source, or to none."),
+         "Name of the validation set to which this source's validation text belongs; each set has figures of "
+         "its own. Give a name to every source, or to none."),
     TABLE_END};
 
 /* Items of evaluation.tasks. Effects of these rows are not used: the list is compared as a whole. */
@@ -98,8 +97,8 @@ const Option data_options[] = {
          "Share of each source kept out of training for validation.",
          ELSEWHERE("val_ratio val_split validation_split use_val_from_train_src")),
     CHOICE("data.holdout_by", holdout_by, "position", CHOICE_WORDS(HOLDOUT_KINDS), CURVE,
-           "How that share is drawn: up to 64 runs of tokens, or documents by a hash of their text, so "
-           "that it depends on nothing else."),
+           "How data.validation_fraction is drawn. position: up to 64 runs of tokens of each source. hash: "
+           "documents, by a hash of their text alone."),
     /* The path may differ between machines; the fingerprint of its content counts. The default needs no file,
      * so that the smallest configuration trains. */
     TEXT("data.tokenizer", tokenizer, "bytes", CONTENT,
@@ -124,12 +123,12 @@ const Option data_options[] = {
         "shuffle: all samples of an epoch, once everything is tokenized; stream: training begins while the "
         "sources are being tokenized, in blocks of data.stream_block."),
     INT("data.stream_block", stream_block, "4194304", 1, MOST_EXACT, CURVE,
-        "order: stream: tokens of a block, within which samples are shuffled; it is tokenized before its "
-        "first "
-        "sample is drawn."),
+        "With data.order: stream: tokens of a block. Samples are shuffled within a block, and the block is "
+        "tokenized before its first sample is drawn."),
     /* Changes which keys a token sees, and so the mathematics. */
     BOOL("data.document_mask", document_mask, "false", CURVE,
-         "Attention stays inside a document, where positions restart; of conversations it always does."),
+         "Attention stays inside a document, and positions restart with each one; for conversations this is "
+         "always so."),
     /* Both by default, so that a model learns where a text begins and ends: generate starts with BOS and
      * stops at EOS. */
     BOOL("data.add_bos", add_bos, "true", CURVE,
@@ -141,9 +140,11 @@ const Option data_options[] = {
            "exact: of the documents of a source that are the same, token by token, only the first stays."),
     /* Skipped lines are missing from the data. */
     CHOICE("data.bad_lines", bad_lines, "error", CHOICE_WORDS(BAD_LINES_KINDS), CURVE,
-           "What becomes of a line of JSON that is broken or has no text: end, or skip, count and list it."),
+           "What to do with a line of JSON that is broken or has no text. error: end the run. skip: leave "
+           "the line out, count it and list it."),
     REAL("data.bad_lines_limit", bad_lines_limit, "0.01", 0, 1e12, NOTHING,
-         "Lines of a source that may be skipped: a count, or, below 1, a share."),
+         "With data.bad_lines: skip: how many lines of a source may be skipped: a count or, below 1, a share "
+         "of its lines."),
     /* Conversations. What is trained on decides the targets. The template is compared by its text, which is
      * part of the data's fingerprint. */
     CHOICE("data.chat_loss_on", chat_loss_on, "assistant", CHOICE_WORDS(CHAT_LOSS_ON_KINDS), CURVE,
@@ -154,10 +155,9 @@ const Option data_options[] = {
          "A chat template (Jinja) for sources of format chat; empty: the one next to data.tokenizer.",
          ELSEWHERE("chat_template_path")),
     /* A fixed date: with today's, the same lines would be other data tomorrow. */
-    TEXT(
-        "data.chat_date", chat_date, "", CURVE,
-        "The day, YYYY-MM-DD, that chat templates get when they ask for the date; empty: they get the answer "
-        "that nobody knows it."),
+    TEXT("data.chat_date", chat_date, "", CURVE,
+         "The date, YYYY-MM-DD, for chat templates that ask for today's date; empty: strftime_now is "
+         "undefined in templates."),
     /* Separate from run.seed, so that the order of samples and the initial weights can be changed
      * independently. */
     INT("data.seed", seed, "42", 0, MOST_EXACT, CURVE, "Seed of the order of samples."),

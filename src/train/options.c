@@ -32,7 +32,7 @@ const Option run_options[] = {
     /* Hashes what the step has made; a checkpoint states the last receipt. */
     BOOL("run.receipts", run.receipts, "false", NOTHING,
          "Write a hash chain of configuration, samples and weights of each logged step to receipts.jsonl, "
-         "which weft verify proves."),
+         "for weft verify."),
     /* Must be given at each start; for restarts train_supervised applies it only once. */
     BOOL("run.overwrite", run.overwrite, "false", NOTHING,
          "Start over in a directory that already holds a run, whose records and checkpoints are removed.",
@@ -166,17 +166,16 @@ const Option train_options[] = {
         WAS("numerics.canonical_tp")),
     /* Of the same, only these two numbers are possible: whole experts, or experts cut as MLPs are. */
     INT("numerics.etp_invariant_up_to", numerics.etp_invariant_up_to, "0", 0, 64, BITS,
-        "Splits of the sums over an expert's width, on one rank as well: 1, for mesh.etp 1, or as many as "
-        "numerics.tp_invariant_up_to, for experts that mesh.tp cuts; 0: 1 if mesh.etp is 1 when the run "
-        "begins, else the latter."),
+        "Splits of the sums over an expert's width, also on one rank. 1: whole experts (mesh.etp 1). "
+        "numerics.tp_invariant_up_to: experts split over mesh.tp. 0: chosen by mesh.etp when the run "
+        "begins."),
 
     /* The same for tokens. In fast numerics cp is one more axis whose ranks contribute terms to a sum. */
     INT("numerics.cp_invariant_up_to", numerics.cp_invariant_up_to, "0", 0, 4096, BITS,
-        "Exact chunks of a microbatch's tokens, whose gradients exact numerics round each by itself, on one "
-        "rank as well: every mesh.cp that divides it has the same bits, by all_gather where that takes two "
-        "of them "
-        "or more, in powers of two; 0: mesh.cp when the run begins, twice that by all_gather. Fast numerics "
-        "have none.",
+        "With numerics.mode: exact: chunks of a microbatch's tokens whose gradients are rounded separately, "
+        "also on one rank. Every mesh.cp that divides this number has the same bits; with mesh.cp_comm "
+        "all_gather each rank needs two chunks or more, a power of two. 0: mesh.cp when the run begins, "
+        "twice that with all_gather.",
         WAS("numerics.canonical_cp")),
     TABLE_END};
 
