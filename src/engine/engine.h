@@ -49,11 +49,11 @@ typedef enum EnginePool {
 /* Where an injected fault puts a NaN, or flips a bit. */
 typedef enum StepPoison {
     POISON_NONE,
-    POISON_ACTIVATION, /* in what a pass made */
-    POISON_GRADIENT,
-    POISON_MESSAGE, /* among gradients once they are counted, on their way to other ranks */
-    POISON_TOKENS,  /* in the ids of a batch, in memory of the host */
-    POISON_MEMORY   /* in a pool, between two actions */
+    POISON_ACTIVATION, /* an output of a pass */
+    POISON_GRADIENT,   /* gradients, before they are counted */
+    POISON_MESSAGE,    /* gradients that were counted, on their way to other ranks */
+    POISON_TOKENS,     /* in the ids of a batch, in memory of the host */
+    POISON_MEMORY      /* in a pool, between two actions */
 } StepPoison;
 
 /* A microbatch that is computed twice: in the step, and before it by another rank (engine_replay). */

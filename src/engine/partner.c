@@ -50,7 +50,8 @@ void partner_layout(Engine *e) {
                 pool_take(pool, (size_t)gradient_updated(&c->plan->partition, u, (Flat)f) * sizeof(float));
 }
 
-/* The key of a message: its flat, and the unit in this program. */
+/* Key of the message with the gradients of one flat of a unit. The number counts the units of all programs
+ * executed so far, so no two steps share one. */
 static uint64_t key_of(const Engine *e, int unit, int flat) {
     return comm_key(3, flat, e->progress.executed * e->model.table.units + unit);
 }

@@ -1,5 +1,5 @@
 /* Moves the state of a run (master weights, optimizer states) from the shards of one mesh to those of
- * another, between the memories of ranks: what resuming a checkpoint on another mesh does through files.
+ * another, from memory to memory. Resuming a checkpoint on another mesh does the same through files.
  *
  * Sources are ranks of the mesh before. Each has a holder: itself, or its partner with a copy. Targets are
  * ranks of the mesh to come, and copies of them. A target takes each element from the one source that counts

@@ -44,17 +44,16 @@ typedef enum FaultKind {
 } FaultKind;
 const char *fault_name(FaultKind kind); /* "bitflip" */
 
-/* What a fault corrupts: what a step makes, reads or sends; what outlives it; what is written to disk; any
- * memory. */
+/* What a fault corrupts. */
 typedef enum FaultPlace {
     FAULT_IN_GRADIENTS,
     FAULT_IN_ACTIVATIONS,
-    FAULT_IN_MESSAGES,
-    FAULT_IN_TOKENS,
-    FAULT_IN_WEIGHTS,
-    FAULT_IN_MOMENTS,
-    FAULT_IN_STAGING,
-    FAULT_IN_POOL,
+    FAULT_IN_MESSAGES, /* gradients that were counted, on their way to other ranks */
+    FAULT_IN_TOKENS,   /* the ids of a batch */
+    FAULT_IN_WEIGHTS,  /* outlives the step */
+    FAULT_IN_MOMENTS,  /* outlives the step */
+    FAULT_IN_STAGING,  /* what is written to disk */
+    FAULT_IN_POOL,     /* any tensor memory */
     FAULT_PLACES
 } FaultPlace;
 

@@ -5,8 +5,9 @@
  *     shards_find_mesh    after a death, with copies: is there one of each dead rank's state, and a mesh?
  *     shards_move         what the living hold --> what the ranks of the next mesh lack
  *
- * A rank of the mesh is known by its number there (Recovery.numbers). States and copies are of the same step
- * on all living ranks (recovery.c: V1; engine/partner.c: P1), so any of them may be the source of a shard. */
+ * Recovery.numbers gives each rank's number in the mesh; messages name ranks by Recovery.names. States and
+ * copies are of the same step on all living ranks (recovery.c: V1; engine/partner.c: P1), so any of them may
+ * be the source of a shard. */
 #include <stdlib.h>
 
 #include "base/log.h"

@@ -10,10 +10,11 @@
  * with the decision, whenever they look at their messages.
  *
  * (Consensus with a perfect failure detector: Chandra and Toueg, "Unreliable failure detectors for reliable
- * distributed systems", 1996; as atomic commitment: Skeen, 1981.) A detector is perfect here because whom
- * one rank cannot reach is expelled by all. Two parts of a job that cannot reach each other would both go on
- * so: only the larger does, of equal ones that with the lowest rank. Ranks whose kernel has said that they
- * ended are not counted, nor those of a machine of which other ranks live. */
+ * distributed systems", 1996; as atomic commitment: Skeen, 1981.) The detector is perfect here because all
+ * ranks expel a rank that one of them cannot reach. By that alone, two parts of a job that cannot reach each
+ * other would both go on. So only the larger part does; of two equal parts, the one with the lowest rank.
+ * Lost ranks whose kernel reported their end do not count, nor do those of a machine on which other ranks
+ * live. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -148,7 +149,7 @@ void agreement_hears(Sockets *s, int p, Opinion *o, size_t bytes) {
 
 /* ---- the leader ---- */
 
-/* Whom another rank cannot reach is expelled. Returns whether all that live have voted. */
+/* Expels ranks that another rank cannot reach. Returns whether all living ranks have voted. */
 static bool has_votes(Sockets *s) {
     Opinion *const *votes = s->agreement.votes;
     bool all = true;
@@ -170,7 +171,8 @@ static bool host_lives(const Sockets *s, uint64_t host) {
     return false;
 }
 
-/* All have voted. One that somebody has seen end is not silent. */
+/* All have voted. A dead rank is not silent if some rank saw it end, or if another rank of its machine
+ * lives. */
 static Opinion *propose(Sockets *s, bool well) {
     Opinion *o = own_opinion(s, OPINION_PROPOSAL, well);
     for (int p = 0; p < s->transport.size; p++) {

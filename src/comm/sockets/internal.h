@@ -26,7 +26,7 @@
 
 enum { EAGER_BYTES = 4096, READ_AHEAD = 16384 };
 
-/* Numbers of `explain`; of DEAD and SILENT plus the rank times SOCKETS_ERRORS. */
+/* Error numbers, for `explain`. For DEAD and SILENT, rank * SOCKETS_ERRORS is added. */
 typedef enum SocketsError {
     SOCKETS_OK = TRANSPORT_OK,
     SOCKETS_DEAD,
@@ -49,8 +49,8 @@ typedef enum FrameKind {
     FRAME_BYE
 } FrameKind;
 
-/* What goes before a body, in the machine's order of bytes: ranks are machines of one kind, which meet.c
- * checks. Ranks are numbered anew after each repair, so a frame of another epoch is dropped. */
+/* The header of a frame, in the byte order of the machine, which is the same on all ranks (meet.c checks it).
+ * Ranks are renumbered by each repair, so messages of another epoch are dropped. */
 typedef struct Frame {
     uint32_t kind, epoch;
     int32_t channel; /* JOIN: the colour */
@@ -100,7 +100,7 @@ typedef struct Early {
     char data[]; /* MESSAGE */
 } Early;
 
-/* A call of join by a peer, which may come before the own one. */
+/* A peer's call of join. It may arrive before this rank calls join. */
 typedef struct Joined {
     struct Joined *next;
     Frame frame;
@@ -111,7 +111,7 @@ typedef struct Peer {
     int pulse; /* a second connection to another machine, on which nothing is sent; -1: none */
     int fd;    /* -1: none: this rank itself, or one that has left */
     PeerState state;
-    bool silent; /* dead, as far as can be told: no kernel has said so */
+    bool silent; /* counts as dead, although no kernel reported its end */
     bool aside;  /* joins no channel (TransportKind.set_aside) */
     bool wakes;  /* the poll set reports when it can be written to */
     TransportPlace place;
@@ -191,11 +191,12 @@ void wire_drop(Sockets *s, int peer);     /* what is queued is not written any m
 void wire_queue(Sockets *s, int peer, Out *out);
 /* A frame of its own; the body is copied. No-op for peers that are not there. */
 void wire_send(Sockets *s, int peer, Frame frame, const void *body, size_t bytes);
-/* Forgets a post's frame. If a part of it has been written, zeros follow: others may still read the rest. */
+/* Withdraws a post's frame. If part of it is written already, the rest is filled with zeros, because the
+ * receiver counts bytes. */
 void wire_withdraw(Sockets *s, Post *post);
 /* Whatever is queued is dropped, and nothing is read any more. */
 void wire_lose(Sockets *s, int peer, bool silent);
-/* The others go on without this peer: it is told so. */
+/* Excludes a peer that other ranks cannot reach: sends it FRAME_EXPEL and drops the connection. */
 void wire_expel(Sockets *s, int peer);
 
 /* ---- sockets.c, for wire.c ---- */
@@ -214,9 +215,9 @@ void agreement_close(Sockets *s);
 /* An opinion of this peer has come; takes it over. */
 void agreement_hears(Sockets *s, int peer, Opinion *opinion, size_t bytes);
 _Noreturn void agreement_leave(const char *why); /* ends this rank alone */
-/* All ranks that live call it equally often. Whether all have said `well` and none has died; *dead gets the
- * set of those that have. The caller frees it. All that return get the same. Ends the process if the living
- * are not the majority. */
+/* Collective over the living ranks. Returns whether all passed `well` and none has died. *dead is the set of
+ * the dead, which the caller frees. All ranks get the same answer. Ends this process if its part of the ranks
+ * must not go on: it is the smaller one, or of two equal ones the one without rank 0. */
 bool agreement_reach(Sockets *s, bool well, uint64_t **dead);
 
 static inline bool set_has(const uint64_t *set, int rank) { return set[rank / 64] >> (rank % 64) & 1; }

@@ -107,7 +107,7 @@ static void take_receive(Sockets *s, Post *post, int peer) {
     post->state = POST_ACCEPTED;
 }
 
-/* Of a message that is longer than its receive the send does not end: the job will. */
+/* A message longer than its receive is an error that ends the job, so the send may stay open. */
 static void accept_offer(Sockets *s, int peer, Post *post, const Frame *offer) {
     take_receive(s, post, peer);
     if (offer->bytes > post->what.bytes) {
@@ -298,7 +298,7 @@ static void join_comes(Sockets *s, int peer) {
     *at = j;
 }
 
-/* One that ends while others wait for its messages is one that died. */
+/* A rank that leaves while others still wait for its messages counts as dead. */
 static void peer_leaves(Sockets *s, int peer) {
     s->peers[peer].state = PEER_LEFT;
     if (end_posts(s, peer, error_of(s, peer))) s->trouble = error_of(s, peer);
@@ -387,7 +387,7 @@ static void drop_early(Sockets *s, Peer *q, Early *before, Early *e) {
     free_early(s, e);
 }
 
-/* Takes the first that came early for it. */
+/* Matches a new receive with the earliest message or offer that arrived before it. False: there is none. */
 static bool take_early(Sockets *s, Post *post, int peer) {
     Peer *q = &s->peers[peer];
     for (Early *before = NULL, *e = q->first_early; e; before = e, e = e->next) {
@@ -483,7 +483,7 @@ static bool all_joined(const Sockets *s, int which) {
     return true;
 }
 
-/* Those of older joins too. */
+/* Forgets joins up to number `which`, and those of earlier epochs. */
 static void forget_joins(Peer *q, uint32_t epoch, int which) {
     for (Joined **at = &q->joins, *j; (j = *at);) {
         bool old = j->frame.epoch < epoch || (j->frame.epoch == epoch && j->frame.from <= which);

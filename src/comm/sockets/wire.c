@@ -3,13 +3,14 @@
  * A connection is a stream of frames in each direction. What is queued for a peer is written in order; a
  * part of a message whose post was given up is completed with zeros, since the other side counts bytes.
  *
- * When a peer is dead
- *  - Its connection was closed: its kernel says that the process has ended.
- *  - The pulse, a second connection to a peer on another machine, ends with an error: nothing is ever sent on
- *    it but the kernels' keep-alive questions. The first one cannot tell: when the peer computes for long its
- *    buffers are full, and nothing moves although all is well.
- *  - An error over TCP: it may be that, or the machine is gone, or the cable between; the peer may think the
- *    same of this rank. Which of the two goes on is settled by agreement.c. */
+ * A peer counts as dead when
+ *  - its connection was closed: its kernel reports that the process ended;
+ *  - the pulse fails, a second connection to a peer on another machine that carries only the kernels'
+ *    keep-alive probes. The first connection cannot show this: while the peer computes, its buffers may be
+ *    full, and nothing moves although all is well;
+ *  - the first connection fails with an error over TCP. The process may have ended, or the machine or the
+ *    cable may be lost, and the peer may see the same of this rank. agreement.c decides which of the two goes
+ *    on. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +32,7 @@ static void poll_for(Sockets *s, int p, int how, bool writes) {
     s->peers[p].wakes = writes;
 }
 
-static const uint32_t PULSE = UINT32_C(1) << 31; /* beside the peer's number in the poll set */
+static const uint32_t PULSE = UINT32_C(1) << 31; /* flag alongside the peer's number in the poll set */
 
 static void poll_pulse(Sockets *s, int p, int how) {
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = (uint32_t)p | PULSE};
@@ -203,7 +204,7 @@ static bool read_body(Sockets *s, int p) {
     return q->state != PEER_DEAD;
 }
 
-/* So many at a time, for the other peers' sake. */
+/* At most READS_MAX reads, so that one peer cannot starve the others. */
 static void read_peer(Sockets *s, int p) {
     Peer *q = &s->peers[p];
     for (int i = 0; i < READS_MAX && q->state != PEER_DEAD && q->fd >= 0; i++)
