@@ -645,8 +645,8 @@ static void check_windows(const Case *c, const Lowered *l, int rank) {
     Timeline t;
     int pipe = l->partition.pipe, gathers = 0, sums = 0;
     double first_open = -1, first_pass;
-    StageCost units[32];
-    for (int u = 0; u < l->model.table.units; u++) units[u] = (StageCost){1, 1, 1};
+    StageCost units[256]; /* [segments, units] */
+    for (int u = 0; u < 256; u++) units[u] = (StageCost){1, 1, 1};
     if (simulate(&timing, &l->schedule, &(SimulateCosts){.uniform = {3, 2, 1}}, &err) != OK)
         fail_msg("%s", err.message);
     timeline_from_simulation(&t, "", &l->schedule, &timing);
